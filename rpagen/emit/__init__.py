@@ -1,0 +1,1 @@
+"""Text: how variants become checked-in Python modules."""

@@ -1,0 +1,1 @@
+"""Right: how an emitted kernel is shown to compute what it promises."""

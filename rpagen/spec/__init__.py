@@ -1,0 +1,1 @@
+"""What a variant is: its model, and how spec files become variants."""
