@@ -10,7 +10,10 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Mapping
 
-LAUNCHES = ("decode", "prefill", "mixed")
+from rpagen.spec import axes
+from rpagen.spec.axes import AxisValue
+
+LAUNCHES = axes.LAUNCHES
 GENERATIONS = ("v5e", "v6e", "v7x")
 BIT_WIDTHS = {
     "float32": 32,
@@ -19,12 +22,12 @@ BIT_WIDTHS = {
     "float8_e5m2": 8,
     "int8": 8,
 }
-FEATURES = ("sliding_window", "soft_cap", "bidirectional", "kv_share")
-QUANTIZATIONS = ("none", "per_tensor", "per_tensor_with_query")
-LAYOUTS = ("head_interleaved", "head_major")
-DMA_WAITS = ("per_page", "aggregate")
-NEW_KV_FETCHES = ("predicated", "select")
-NUMERICS = ("exact",)
+LAYOUTS = axes.words("layout")
+QUANTIZATIONS = axes.words("quantization")
+FEATURES = axes.words("features")
+DMA_WAITS = axes.words("pipelining.dma_wait")
+NEW_KV_FETCHES = axes.words("pipelining.new_kv_fetch")
+NUMERICS = axes.words("numerics")
 TIERS = ("core", "extended")
 
 
@@ -38,6 +41,65 @@ class Mark:
 
     def __str__(self) -> str:
         return f"{self.file}:{self.line}:{self.column}"
+
+
+@dataclasses.dataclass(frozen=True)
+class Setting:
+    """The value of one axis, and the place that says so."""
+
+    value: AxisValue
+    mark: Mark
+
+
+Settings = Mapping[str, Setting]
+"""Settings by dotted axis path."""
+
+Choices = Mapping[str, tuple[Setting, ...]]
+"""By dotted axis path, the settings to make variants of, each crossed with all others."""
+
+Facts = Mapping[str, AxisValue]
+"""Values by dotted axis path; pipelining by launch: `launches.decode.pipelining.kv_slots`."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Combo:
+    """Values that go together; the family's axes that it does not name cross with it.
+
+    The mark is where the spec says it. A combo that names nothing is the product of the axes.
+    """
+
+    choices: Choices
+    tier: str
+    generations: tuple[str, ...]  # in the order of GENERATIONS
+    mark: Mark
+
+
+@dataclasses.dataclass(frozen=True)
+class Exclusion:
+    """Variants that are not offered, and why.
+
+    It applies where every axis in `when` has one of the values listed for it; for `features`,
+    where the variant has all of the features listed. A built-in rule has no mark.
+    """
+
+    when: Mapping[str, tuple[AxisValue, ...]]
+    reason: str
+    mark: Mark | None = None
+
+
+@dataclasses.dataclass(frozen=True)
+class Family:
+    """One spec file, read and checked but not yet expanded."""
+
+    name: str
+    doc: str
+    generations: tuple[str, ...]  # in the order of GENERATIONS
+    defaults: Settings
+    axes: Choices
+    combos: tuple[Combo, ...]  # the first is the product of the axes
+    exclusions: tuple[Exclusion, ...]
+    targets: Mapping[str, Settings]  # by TPU generation
+    mark: Mark
 
 
 @dataclasses.dataclass(frozen=True)
@@ -98,6 +160,18 @@ class Variant:
         )
 
     @property
+    def facts(self) -> Facts:
+        """Every axis value by its dotted path: what tells one variant from another."""
+        own: dict[str, AxisValue] = {
+            axis.path: getattr(self, field_name(axis.path)) for axis in axes.WHOLE_AXES
+        }
+        return own | {
+            axes.launch_path(launch, axis.path): getattr(plan, field_name(axis.path))
+            for launch, plan in self.launches.items()
+            for axis in axes.PIPELINING_AXES
+        }
+
+    @property
     def query_packing(self) -> int:
         """Query values per 32-bit word."""
         return packing(self.query_dtype)
@@ -115,3 +189,8 @@ class Variant:
 def packing(dtype: str) -> int:
     """Values of `dtype` per 32-bit word."""
     return 32 // BIT_WIDTHS[dtype]
+
+
+def field_name(path: str) -> str:
+    """The field of `Variant`, or of `Pipelining`, that holds the axis `path`."""
+    return path.removeprefix(axes.PIPELINING).replace(".", "_")

@@ -1,0 +1,60 @@
+# Every target sets up .venv by itself when it is missing or out of date. PYTHON= chooses the
+# interpreter that .venv is made with; without it a good .venv is kept, whatever made it.
+# All paths are relative: the checkout may lie below a folder with a space in its name.
+
+# Written last, so that a half-made .venv has none: the interpreter and the place .venv was made
+# with and in, then a checksum of what was installed.
+STAMP := .venv/made-from
+
+ifeq ($(origin PYTHON),undefined)
+PYTHON := $(shell grep -qsF " in $$(pwd -P)" $(STAMP) && .venv/bin/python -c '' 2>/dev/null \
+	&& echo .venv/bin/python || echo python3)
+endif
+
+PY := .venv/bin/python
+PIP := $(PY) -m pip install --quiet --disable-pip-version-check --constraint constraints.txt
+
+.PHONY: help generate check test lint clean venv
+
+help: ## this list
+	@sed -n 's/^\([a-z-]*\):.*## \(.*\)/\1 \2/p' Makefile | while read -r target does; do \
+		printf 'make %-10s %s\n' "$$target" "$$does"; done
+
+generate: venv ## emit generated/ and specs/schema.json, as far as they are out of date
+	@$(PY) -m rpagen generate
+
+check: venv ## tell which emitted files are missing, stale, orphaned or edited by hand
+	@$(PY) -m rpagen check
+
+test: generate ## emit what is out of date, then run all tests
+	$(PY) -m pytest -n 2
+
+lint: venv ## ruff and mypy over the generator and its tests
+	$(PY) -m ruff check rpagen tests
+	$(PY) -m ruff format --check rpagen tests
+	$(PY) -m mypy
+
+clean: ## remove .venv and all caches; what is checked in stays
+	rm -rf .venv .mypy_cache .pytest_cache .ruff_cache
+	find . -name __pycache__ -type d -prune -exec rm -rf {} +
+
+venv:
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || \
+		{ echo 'error: rpagen needs Python 3.11 or newer: name one with PYTHON=' >&2; exit 2; }
+	@set -e; \
+	made_by="$$($(PYTHON) -c 'import sys; print("Python %d.%d" % sys.version_info[:2], "of", \
+		sys.base_prefix)') in $$(pwd -P)"; \
+	installed="$$(cat pyproject.toml constraints.txt | cksum)"; \
+	if ! grep -qsxF "$$made_by" $(STAMP); then \
+		echo "making .venv with $$made_by: this takes a minute"; \
+		rm -rf .venv; \
+		$(PYTHON) -m venv .venv; \
+	elif ! grep -qsxF "$$installed" $(STAMP); then \
+		echo "bringing .venv up to date"; \
+		rm -f $(STAMP); \
+	fi; \
+	if ! [ -f $(STAMP) ]; then \
+		$(PIP) pip hatchling editables; \
+		$(PIP) --no-build-isolation --editable '.[dev]'; \
+		printf '%s\n' "$$made_by" "$$installed" > $(STAMP); \
+	fi

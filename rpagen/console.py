@@ -1,0 +1,47 @@
+"""What the command line looks like: columns, and a progress bar where a person is watching."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Sequence
+
+_BAR = 30
+
+
+def table(headings: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
+    """Rows under their headings, every column as wide as its widest cell."""
+    lines = [headings, *rows]
+    widths = [max(len(line[column]) for line in lines) for column in range(len(headings))]
+    return "\n".join(
+        "  ".join(cell.ljust(width) for cell, width in zip(line, widths, strict=True)).rstrip()
+        for line in lines
+    )
+
+
+class ProgressBar:
+    """A bar on standard error, drawn over itself; nothing where that is no terminal.
+
+    Used as a context, so that an error does not land on the line of the bar.
+    """
+
+    def __init__(self, doing: str) -> None:
+        self._doing = doing
+        self._is_shown = sys.stderr.isatty()
+        self._is_drawn = False
+
+    def __enter__(self) -> ProgressBar:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        if self._is_drawn:
+            sys.stderr.write("\r\x1b[K")
+            sys.stderr.flush()
+
+    def __call__(self, done: int, total: int) -> None:
+        """Draw that `done` of `total` is done."""
+        if self._is_shown:
+            full = _BAR * done // total
+            bar = "#" * full + "." * (_BAR - full)
+            sys.stderr.write(f"\r{self._doing} [{bar}] {done}/{total}")
+            sys.stderr.flush()
+            self._is_drawn = True

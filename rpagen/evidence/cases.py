@@ -1,0 +1,465 @@
+"""Ragged workloads that bite: named sets of lengths, and the arrays built from them.
+
+A `Geometry` fixes everything that a kernel is compiled for: shapes, block sizes, static scalars.
+A `Case` puts a set of ragged lengths into a geometry, so the cases of one geometry differ in data
+alone and share one compilation.  Cases say nothing of dtypes and features: `cases_for` adapts
+them to a dispatch key, which is all of a variant that decides the result of a call, and `build`
+makes the arrays.
+
+Whatever must not matter is poison, so that a kernel which lets it count fails loudly: NaN, or an
+extreme value where the dtype has no NaN.  Poisoned are all cache slots that hold no token, those
+that this call is going to write, all pages that belong to no sequence, rows of queries, keys and
+values that belong to no token, and keys and values of a call that reads all of them from the
+cache.  Entries of `kv_lens` and `cu_q_lens` past the last sequence are far out of range.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import zlib
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from rpagen.evidence import reference
+from rpagen.spec import model
+
+Array = npt.NDArray[Any]
+Lengths = tuple[tuple[int, int], ...]
+Blocks = tuple[int, int, int, int]
+
+# Larger than any length, and small enough that adding a few of them stays an int32.
+_OUT_OF_RANGE = 1 << 28
+
+
+@dataclasses.dataclass(frozen=True)
+class Geometry:
+    """What a kernel is compiled for, apart from the variant.
+
+    Block sizes are (bq, bkv, bq compute, bkv compute) in tokens.  `sliding_window` (in tokens)
+    and `soft_cap` are the values for variants that have these features.
+    """
+
+    name: str
+    num_q_heads: int
+    num_kv_heads: int
+    head_dim: int
+    page_size: int
+    pages_per_seq: int
+    num_pages: int
+    max_seqs: int
+    max_tokens: int
+    chunk_prefill_size: int | None
+    decode_blocks: Blocks
+    prefill_blocks: Blocks
+    mixed_blocks: Blocks
+    sm_scale: float
+    sliding_window: int
+    soft_cap: float
+
+
+@dataclasses.dataclass(frozen=True)
+class Case:
+    """Ragged lengths in a geometry, and what a call does with them.
+
+    decode, prefill, mixed: (q_len, kv_len) of the sequences in each range of `distribution`.
+    new_kv_in_cache_dtype: keys and values of this call come in the dtype of the cache instead of
+      that of the queries.
+    unused_pages_invalid: unused entries of the page table hold -1 or numbers past the last page,
+      instead of the numbers of poisoned pages.
+    """
+
+    name: str
+    geometry: Geometry
+    decode: Lengths = ()
+    prefill: Lengths = ()
+    mixed: Lengths = ()
+    new_kv_in_cache_dtype: bool = False
+    unused_pages_invalid: bool = False
+    sliding_window: int | None = None
+    soft_cap: float | None = None
+    causal: bool = True
+    update_kv_cache: bool = True
+    q_scale: float | None = None
+    k_scale: float | None = None
+    v_scale: float | None = None
+
+    @property
+    def lengths(self) -> Lengths:
+        """(q_len, kv_len) of every sequence, in the order of `distribution`."""
+        return self.decode + self.prefill + self.mixed
+
+    @property
+    def num_tokens(self) -> int:
+        """Tokens of this call, all sequences together."""
+        return sum(q_len for q_len, _ in self.lengths)
+
+
+@dataclasses.dataclass(frozen=True)
+class Inputs:
+    """The arguments of one call."""
+
+    case: Case
+    layout: str
+    queries: Array
+    keys: Array
+    values: Array
+    kv_cache: Array
+    kv_lens: npt.NDArray[np.int32]
+    page_indices: npt.NDArray[np.int32]
+    cu_q_lens: npt.NDArray[np.int32]
+    distribution: npt.NDArray[np.int32]
+
+    @property
+    def arrays(self) -> tuple[Array, ...]:
+        """The positional arguments, of the entry point and of the reference."""
+        return (
+            self.queries,
+            self.keys,
+            self.values,
+            self.kv_cache,
+            self.kv_lens,
+            self.page_indices,
+            self.cu_q_lens,
+            self.distribution,
+        )
+
+    @property
+    def kernel_kwargs(self) -> dict[str, Any]:
+        """The keyword arguments of `rpa_kernels.ragged_paged_attention`."""
+        geometry = self.case.geometry
+        return {
+            **self._scalars,
+            "use_causal_mask": self.case.causal,
+            "d_block_sizes": geometry.decode_blocks,
+            "p_block_sizes": geometry.prefill_blocks,
+            "m_block_sizes": geometry.mixed_blocks,
+        }
+
+    def expected(self) -> reference.Result:
+        """What the call must return."""
+        return reference.reference(
+            *self.arrays, layout=self.layout, causal=self.case.causal, **self._scalars
+        )
+
+    @property
+    def _scalars(self) -> dict[str, Any]:
+        case = self.case
+        return {
+            "sm_scale": case.geometry.sm_scale,
+            "sliding_window": case.sliding_window,
+            "soft_cap": case.soft_cap,
+            "q_scale": case.q_scale,
+            "k_scale": case.k_scale,
+            "v_scale": case.v_scale,
+            "chunk_prefill_size": case.geometry.chunk_prefill_size,
+            "update_kv_cache": case.update_kv_cache,
+        }
+
+
+# GQA ratio 4.  The page table is 19 pages wide and a block holds 4, so the last block is partial.
+GQA4_PAGE16 = Geometry(
+    name="gqa4_page16",
+    num_q_heads=8,
+    num_kv_heads=2,
+    head_dim=128,
+    page_size=16,
+    pages_per_seq=19,
+    num_pages=70,
+    max_seqs=8,
+    max_tokens=64,
+    chunk_prefill_size=16,
+    decode_blocks=(1, 64, 1, 32),
+    prefill_blocks=(16, 64, 8, 32),
+    mixed_blocks=(16, 64, 8, 32),
+    sm_scale=0.21,
+    sliding_window=24,
+    soft_cap=3.0,
+)
+# As many query as kv heads, an odd number of them: rows of padding at packing 4, and no alignment
+# anywhere.  Without a chunk size the prefill range is processed as mixed.
+MHA3_PAGE4 = Geometry(
+    name="mha3_page4",
+    num_q_heads=3,
+    num_kv_heads=3,
+    head_dim=80,
+    page_size=4,
+    pages_per_seq=15,
+    num_pages=64,
+    max_seqs=6,
+    max_tokens=48,
+    chunk_prefill_size=None,
+    decode_blocks=(1, 32, 1, 16),
+    prefill_blocks=(8, 32, 4, 16),
+    mixed_blocks=(8, 32, 4, 16),
+    sm_scale=80**-0.5,
+    sliding_window=5,
+    soft_cap=1.5,
+)
+# One kv head, seven query heads: a group that fills no tile.
+MQA7_PAGE8 = Geometry(
+    name="mqa7_page8",
+    num_q_heads=7,
+    num_kv_heads=1,
+    head_dim=64,
+    page_size=8,
+    pages_per_seq=13,
+    num_pages=48,
+    max_seqs=5,
+    max_tokens=40,
+    chunk_prefill_size=8,
+    decode_blocks=(1, 32, 1, 16),
+    prefill_blocks=(8, 32, 8, 16),
+    mixed_blocks=(8, 32, 4, 16),
+    sm_scale=0.25,
+    sliding_window=8,
+    soft_cap=4.0,
+)
+# Many and large heads, pages as large as a compute block.
+GQA8_PAGE64 = Geometry(
+    name="gqa8_page64",
+    num_q_heads=64,
+    num_kv_heads=8,
+    head_dim=256,
+    page_size=64,
+    pages_per_seq=3,
+    num_pages=12,
+    max_seqs=4,
+    max_tokens=12,
+    chunk_prefill_size=4,
+    decode_blocks=(1, 128, 1, 64),
+    prefill_blocks=(4, 128, 4, 64),
+    mixed_blocks=(4, 128, 2, 64),
+    sm_scale=0.09,
+    sliding_window=65,
+    soft_cap=2.5,
+)
+
+NAMED_CASES = (
+    # All three ranges; (1, 32) and (16, 48) end on a page edge, (1, 17) and (1, 1) start a page.
+    Case(
+        name="gqa4_three_ranges",
+        geometry=GQA4_PAGE16,
+        decode=((1, 17), (1, 32), (1, 1)),
+        prefill=((16, 48), (9, 41)),
+        mixed=((5, 70), (21, 21)),
+    ),
+    # Sequences with no new tokens, with no keys, and with neither.
+    Case(
+        name="gqa4_empty_sequences",
+        geometry=GQA4_PAGE16,
+        decode=((1, 33),),
+        prefill=((0, 7), (16, 16), (0, 0)),
+        mixed=((3, 0), (0, 16), (7, 23), (0, 0)),
+        unused_pages_invalid=True,
+    ),
+    # Lengths at block and compute block edges and their neighbours.
+    Case(
+        name="gqa4_decode_only",
+        geometry=GQA4_PAGE16,
+        decode=((1, 300), (1, 64), (1, 65), (1, 63), (1, 2), (1, 128), (1, 33), (1, 16)),
+    ),
+    # Tokens fill the array to its last row; last chunks are shorter than the chunk size.
+    Case(
+        name="gqa4_prefill_only",
+        geometry=GQA4_PAGE16,
+        prefill=((16, 16), (16, 32), (16, 100), (9, 9), (1, 65), (6, 64)),
+        new_kv_in_cache_dtype=True,
+    ),
+    # Several query blocks against several KV blocks; 304 tokens fill the page table.
+    Case(
+        name="gqa4_mixed_only",
+        geometry=GQA4_PAGE16,
+        mixed=((40, 304), (24, 24)),
+    ),
+    Case(
+        name="mha3_three_ranges",
+        geometry=MHA3_PAGE4,
+        decode=((1, 5), (1, 16)),
+        prefill=((8, 13), (4, 4)),
+        mixed=((11, 30), (2, 60)),
+    ),
+    Case(
+        name="mha3_empty_sequences",
+        geometry=MHA3_PAGE4,
+        decode=((1, 4),),
+        prefill=((0, 0), (6, 33), (0, 9)),
+        mixed=((2, 0), (16, 16)),
+        new_kv_in_cache_dtype=True,
+        unused_pages_invalid=True,
+    ),
+    Case(
+        name="mha3_full",
+        geometry=MHA3_PAGE4,
+        mixed=((37, 37), (11, 59)),
+    ),
+    Case(
+        name="mqa7_three_ranges",
+        geometry=MQA7_PAGE8,
+        decode=((1, 9), (1, 40)),
+        prefill=((8, 24), (3, 19)),
+        mixed=((13, 50),),
+    ),
+    Case(
+        name="mqa7_no_decode",
+        geometry=MQA7_PAGE8,
+        prefill=((8, 8), (8, 64), (0, 5)),
+        mixed=((24, 104), (0, 0)),
+        unused_pages_invalid=True,
+    ),
+    Case(
+        name="mqa7_decode_only",
+        geometry=MQA7_PAGE8,
+        decode=((1, 1), (1, 8), (1, 104), (1, 31), (1, 96)),
+    ),
+    Case(
+        name="gqa8_three_ranges",
+        geometry=GQA8_PAGE64,
+        decode=((1, 65),),
+        prefill=((4, 130),),
+        mixed=((7, 64),),
+    ),
+    Case(
+        name="gqa8_short",
+        geometry=GQA8_PAGE64,
+        decode=((1, 192),),
+        prefill=((3, 3),),
+        mixed=((5, 69), (0, 64)),
+        new_kv_in_cache_dtype=True,
+    ),
+)
+
+# (query, key, value) scales by cache dtype.  None is a power of two; standard normal values reach
+# far into the range of codes, and past the end of it for some of the values.
+_SCALES = {
+    "float32": (0.83, 1.37, 0.71),
+    "bfloat16": (0.83, 1.37, 0.71),
+    "float8_e4m3fn": (0.013, 0.011, 0.007),
+    "float8_e5m2": (0.0003, 0.7, 0.00005),
+    "int8": (0.027, 0.029, 0.021),
+}
+
+
+def cases_for(key: model.DispatchKey) -> tuple[Case, ...]:
+    """The named cases, with the features and scales of the variants that share `key`."""
+    return tuple(adapt(case, key) for case in NAMED_CASES)
+
+
+def adapt(case: Case, key: model.DispatchKey) -> Case:
+    """`case` as a call that has the dispatch key `key`."""
+    q_scale, k_scale, v_scale = _SCALES[key.kv_dtype]
+    has_kv_scales = key.quantization in ("per_tensor", "per_tensor_with_query")
+    has_q_scale = key.quantization == "per_tensor_with_query"
+    geometry = case.geometry
+    return dataclasses.replace(
+        case,
+        sliding_window=geometry.sliding_window if "sliding_window" in key.features else None,
+        soft_cap=geometry.soft_cap if "soft_cap" in key.features else None,
+        causal="bidirectional" not in key.features,
+        update_kv_cache="kv_share" not in key.features,
+        q_scale=q_scale if has_q_scale else None,
+        k_scale=k_scale if has_kv_scales else None,
+        v_scale=v_scale if has_kv_scales else None,
+    )
+
+
+def build(case: Case, key: model.DispatchKey, seed: int = 0) -> Inputs:
+    """Random arguments for `case`, which depend on its name and on `seed`.
+
+    Values are standard normal.  Page tables are permuted over the whole pool of pages, and no two
+    sequences share a page.
+    """
+    rng = np.random.default_rng([seed, zlib.crc32(case.name.encode())])
+    geometry = case.geometry
+    layout = key.layout
+    kv_dtype = np.dtype(key.kv_dtype)
+    new_kv_dtype = kv_dtype if case.new_kv_in_cache_dtype else np.dtype(key.query_dtype)
+
+    kv_lens = np.full(geometry.max_seqs, _OUT_OF_RANGE, np.int32)
+    cu_q_lens = np.full(geometry.max_seqs + 1, _OUT_OF_RANGE, np.int32)
+    kv_lens[: len(case.lengths)] = [kv_len for _, kv_len in case.lengths]
+    cu_q_lens[: len(case.lengths) + 1] = np.cumsum([0, *(q_len for q_len, _ in case.lengths)])
+    distribution = np.cumsum([len(case.decode), len(case.prefill), len(case.mixed)])
+
+    shape = (geometry.max_tokens, geometry.num_kv_heads, geometry.head_dim)
+    queries = _poison(
+        (geometry.max_tokens, geometry.num_q_heads, geometry.head_dim),
+        np.dtype(key.query_dtype),
+        rng,
+    )
+    queries[: case.num_tokens] = rng.standard_normal(queries[: case.num_tokens].shape)
+    keys, values = _poison(shape, new_kv_dtype, rng), _poison(shape, new_kv_dtype, rng)
+    if case.update_kv_cache:
+        for array, scale in ((keys, case.k_scale), (values, case.v_scale)):
+            new = rng.standard_normal(array[: case.num_tokens].shape, np.float32)
+            # Whoever hands over keys and values in the cache's dtype has applied the scale.
+            array[: case.num_tokens] = (
+                reference.quantize(new, kv_dtype, scale) if case.new_kv_in_cache_dtype else new
+            )
+
+    kv_cache = _poison(
+        reference.kv_cache_shape(
+            geometry.num_pages,
+            geometry.page_size,
+            geometry.num_kv_heads,
+            geometry.head_dim,
+            key.kv_dtype,
+            layout,
+        ),
+        kv_dtype,
+        rng,
+    )
+    tables = _page_tables(case, rng)
+    for (q_len, kv_len), table in zip(case.lengths, tables, strict=False):
+        in_cache = kv_len - q_len if case.update_kv_cache else kv_len
+        old_shape = (max(in_cache, 0), geometry.num_kv_heads, geometry.head_dim)
+        old_keys = rng.standard_normal(old_shape, np.float32)
+        old_values = rng.standard_normal(old_shape, np.float32)
+        reference.write_sequence(
+            kv_cache,
+            table,
+            0,
+            reference.quantize(old_keys, kv_dtype, case.k_scale),
+            reference.quantize(old_values, kv_dtype, case.v_scale),
+            layout,
+        )
+
+    return Inputs(
+        case=case,
+        layout=layout,
+        queries=queries,
+        keys=keys,
+        values=values,
+        kv_cache=kv_cache,
+        kv_lens=kv_lens,
+        page_indices=tables.reshape(-1),
+        cu_q_lens=cu_q_lens,
+        distribution=distribution.astype(np.int32),
+    )
+
+
+def _page_tables(case: Case, rng: np.random.Generator) -> npt.NDArray[np.int32]:
+    """The page table [max seqs, pages per sequence] of a case."""
+    geometry = case.geometry
+    shape = (geometry.max_seqs, geometry.pages_per_seq)
+    pool = rng.permutation(geometry.num_pages)
+    used = [-(-kv_len // geometry.page_size) for _, kv_len in case.lengths]
+    free = pool[sum(used) :]
+    if case.unused_pages_invalid:
+        tables = rng.choice([-1, geometry.num_pages, _OUT_OF_RANGE], shape)
+    else:
+        tables = rng.choice(free, shape)
+    first = 0
+    for table, num_pages in zip(tables, used, strict=False):
+        table[:num_pages] = pool[first : first + num_pages]
+        first += num_pages
+    return tables.astype(np.int32)
+
+
+def _poison(shape: tuple[int, ...], dtype: np.dtype[Any], rng: np.random.Generator) -> Array:
+    """An array of values that spoil every result they enter."""
+    if np.issubdtype(dtype, np.integer):
+        info = np.iinfo(dtype)
+        return rng.choice(np.array([info.min, info.max], dtype), shape)
+    return np.full(shape, np.nan, dtype)
