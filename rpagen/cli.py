@@ -123,6 +123,9 @@ def _list(options: argparse.Namespace) -> int:
     if options.json:
         _print_json([_record(variant) for variant in chosen])
         return ALL_WELL
+    if not chosen:
+        print("no variant is like that", file=sys.stderr)
+        return ALL_WELL
     headings = ("NAME", "LAYOUT", "QUERY", "KV", "QUANTIZATION", "FEATURES", "TIER", "DEFAULT")
     rows = [
         (
@@ -148,12 +151,13 @@ def _schema(options: argparse.Namespace) -> int:
     path = Path(options.output) if options.output else _checked_in_schema()
     if options.check:
         if write.read(path) == schema.text():
-            print(f"{path} is up to date")
+            print(f"{_shown(path)} is up to date")
             return ALL_WELL
-        print(f"{path} is missing or stale; to do: rpagen schema")
+        command = "rpagen schema" + (f" -o {shlex.quote(options.output)}" if options.output else "")
+        print(f"{_shown(path)} is {'stale' if path.exists() else 'missing'}; to do: {command}")
         return FELL_SHORT
     changed = write.write_changed(path.parent, {path.name: schema.text()})
-    print(f"wrote {path}" if changed else f"{path} is up to date")
+    print(f"wrote {_shown(path)}" if changed else f"{_shown(path)} is up to date")
     return ALL_WELL
 
 
@@ -201,10 +205,10 @@ def _is_chosen(variant: Variant, options: argparse.Namespace) -> bool:
         value is None or getattr(variant, name) == value
         for name, value in ((name, getattr(options, name)) for name in _EQUAL_FILTERS.values())
     )
-    if PLAIN in options.feature:
-        has_features = not variant.features
-    else:
-        has_features = all(variant.has(feature) for feature in options.feature)
+    has_features = all(
+        not variant.features if feature == PLAIN else variant.has(feature)
+        for feature in options.feature
+    )
     has_generation = options.generation is None or options.generation in variant.generations
     return is_equal and has_features and has_generation
 

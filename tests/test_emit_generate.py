@@ -9,8 +9,8 @@ from emit_fixtures import BODY, ONE, TWO
 from emit_fixtures import emitted as emitted  # a fixture
 
 from rpagen.emit import header, package, write
-from rpagen.emit.bodies import EmitError
 from rpagen.emit.format import formatted
+from rpagen.emit.mistakes import EmitError
 
 SIDE_FILES = {".gitattributes", "pyproject.toml", "MANIFEST.json"}
 
@@ -199,7 +199,7 @@ def test_the_header_says_where_the_module_is_from_and_holds_no_date(emitted):
     assert found.origin == "specs/families/rpa.yaml:1"
     assert found.command == "rpagen generate"
     assert found.body == header.digest(body)
-    assert header.LINES == text.count("\n") - body.count("\n")
+    assert text.removesuffix(body).count("\n") == header.LINES
     assert ast.get_docstring(ast.parse(text)) == "A module."
 
 
@@ -226,3 +226,13 @@ def test_the_package_needs_jax_and_nothing_of_rpagen(emitted):
     emitted.generate()
     assert 'dependencies = ["jax>=0.10.2"]' in emitted.path("pyproject.toml").read_text()
     assert "*.py linguist-generated=true" in emitted.path(".gitattributes").read_text()
+
+
+@pytest.mark.parametrize("name", [".gitattributes", "pyproject.toml"])
+def test_a_folder_of_somebody_else_is_refused(emitted, name):
+    emitted.root.mkdir()
+    emitted.path(name).write_text("[project]\n")
+    before = emitted.snapshot()
+    with pytest.raises(EmitError, match=f"{name} is not rpagen's"):
+        emitted.generate()
+    assert emitted.snapshot() == before

@@ -301,8 +301,8 @@ def test_a_long_line_is_found():
 def test_findings_come_in_the_order_of_lines_and_say_the_rule():
     found = lint.lint("LANES = 1\nimport os\n")
     assert [str(finding) for finding in found] == [
-        "1: `LANES` is defined and never used [unused-name]",
-        "2: `os` is defined and never used [unused-name]",
+        "1: `LANES` is not used here, nor is it in __all__ [unused-name]",
+        "2: `os` is not used here, nor is it in __all__ [unused-name]",
     ]
 
 

@@ -114,6 +114,6 @@ def test_what_spans_fields_is_left_to_expansion(name: str) -> None:
     validator().validate(yaml.safe_load(PLAIN + REFUSED_LATER[name][0]))
 
 
-@pytest.mark.parametrize("name", ["../plain", "Plain", "class", "a" * 41])
+@pytest.mark.parametrize("name", ["../plain", "Plain", "class", "registry", "a" * 41])
 def test_schema_refuses_names(name: str) -> None:
     assert not validator().is_valid({**yaml.safe_load(PLAIN), "family": name})

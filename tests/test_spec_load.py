@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import os
 import pathlib
 import random
@@ -11,7 +12,7 @@ import pytest
 from spec_fixtures import END, PLAIN, SPECS, changed, write
 
 from rpagen.errors import SpecError
-from rpagen.spec import axes, load, model
+from rpagen.spec import axes, expand, grammar, load, model
 
 TOP = "family, doc, generations, defaults, axes, combos, exclude, targets"
 
@@ -417,6 +418,7 @@ def test_refusal_says_where_what_and_what_next(tmp_path: pathlib.Path, name: str
         "2plain",
         "_plain",
         "class",
+        "registry",
         "caf\u00e9",
         "a" * 41,
         '__import__("os")',
@@ -426,7 +428,8 @@ def test_names_are_identifiers(tmp_path: pathlib.Path, name: str) -> None:
     error = refusal(tmp_path, changed("family: plain", f"family: {name}"))
     assert str(error) == (
         f'specs/families/plain.yaml:1:9: family: "{name}" is no name for a family\n'
-        "  expected: a lower-case identifier of at most 40 characters that is no Python keyword\n"
+        "  expected: a lower-case identifier of at most 40 characters that is neither a Python"
+        " keyword nor a name of rpa_kernels itself\n"
         "  next: write a name such as rpa_head_major"
     )
     assert error.exit_status == 2
@@ -506,3 +509,13 @@ def test_no_input_is_worse_than_refused(tmp_path: pathlib.Path) -> None:
         except SpecError as error:
             assert 1 <= error.mark.line <= len(mutant.splitlines()) + 1
             assert str(error)
+
+
+def test_names_of_the_emitted_package_are_taken() -> None:
+    package = SPECS.parent / "generated" / "rpa_kernels"
+    variants = {variant.name for variant in expand.load_variants(SPECS)}
+    modules = {path.stem for path in package.glob("*.py")} - variants - {"__init__"}
+    tree = ast.parse((package / "__init__.py").read_text(encoding="utf-8"))
+    imports = [node for node in tree.body if isinstance(node, ast.ImportFrom)]
+    exports = {alias.name for node in imports for alias in node.names if alias.name.islower()}
+    assert modules | exports <= set(grammar.NAMES_TAKEN)

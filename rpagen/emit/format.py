@@ -35,7 +35,11 @@ def _formatted_piece(code: str) -> str:
     from black import format_str  # takes 0.2 s, which a run that renders nothing need not pay
     from black.mode import Mode, TargetVersion
 
-    mode = Mode(target_versions={TargetVersion.PY311}, line_length=LINE_LENGTH)
+    mode = Mode(
+        target_versions={TargetVersion.PY311},
+        line_length=LINE_LENGTH,
+        magic_trailing_comma=False,  # what fits in a line is in a line, whatever the template
+    )
     return format_str(code, mode=mode)
 
 

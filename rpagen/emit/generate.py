@@ -43,9 +43,11 @@ def generate(
 
     Raises:
         SpecError: a spec is wrong.
-        EmitError: a template is wrong, or a body is no Python or breaks a rule of `lint`.
+        EmitError: a template is wrong, a body is no Python or breaks a rule of `lint`, or `root`
+            is somebody else's project.
         OSError: a file could not be written. After any of these no file has changed.
     """
+    package.refuse_foreign(root)
     wanted = plan.make(root, specs, tier)
     due = [found.module for found in wanted.found if force or found.must_render]
     made = bodies.make(due, wanted.variants, jobs, progress)

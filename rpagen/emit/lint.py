@@ -193,7 +193,7 @@ def constant_condition(source: Source) -> Found:
 def _tests(node: ast.AST) -> list[ast.expr]:
     """The expressions on which `node` branches."""
     match node:
-        case ast.If(test=test) | ast.IfExp(test=test) | ast.While(test=test):
+        case ast.If(test=test) | ast.IfExp(test=test):
             return [test]
         case ast.comprehension(ifs=ifs):
             return ifs
@@ -250,7 +250,7 @@ def unused_name(source: Source) -> Found:
     used = source.module.uses() | source.exported() | EXPORTED
     for name, node in source.bindings():
         if name not in used and not name.startswith("_"):
-            yield node.lineno, f"`{name}` is defined and never used"
+            yield node.lineno, f"`{name}` is not used here, nor is it in __all__"
 
 
 def unused_local(source: Source) -> Found:

@@ -34,18 +34,22 @@ class Module:
 
 @dataclasses.dataclass(frozen=True)
 class Parameter:
-    """An argument that a feature adds to a call, known when the call is traced."""
+    """An argument that a feature adds to a call.
+
+    is_static: whether it is known when the call is traced, and a field of the launch.
+    """
 
     name: str
     type: str
     doc: str
+    is_static: bool
 
 
 FEATURE_PARAMETERS = {
     "sliding_window": Parameter(
-        "sliding_window", "int", "a query at position q sees keys after q - sliding_window"
+        "sliding_window", "int", "a query at position q sees keys after q - sliding_window", True
     ),
-    "soft_cap": Parameter("soft_cap", "float", "bound of the scores"),
+    "soft_cap": Parameter("soft_cap", "float", "bound of the scores", False),
 }
 
 RECORD_FIELDS = (
@@ -140,7 +144,7 @@ def _render_kernels(variant: Variant) -> str:
                 wait_update_arguments=(
                     "kv, slot, launch" if use.pipelining.dma_wait == "per_page" else "kv, slot"
                 ),
-                wait_source="cache_ref, " if waits_on_pages else "",
+                wait_source="operands, " if waits_on_pages else "",
                 depth=use.pipelining.attention_depth,
             ).strip()
         )
@@ -156,15 +160,18 @@ def _context(variant: Variant) -> dict[str, object]:
     parameters = [
         FEATURE_PARAMETERS[name] for name in variant.features if name in FEATURE_PARAMETERS
     ]
-    makes = ", ".join(f"{parameter.name}={parameter.name}" for parameter in parameters)
+    fields = [parameter for parameter in parameters if parameter.is_static]
+    makes = ", ".join(f"{parameter.name}={parameter.name}" for parameter in fields)
     shapes = _shapes(variant)
+    scales = _scales(variant)
     return {
         "variant": variant,
         "updates_cache": updates_cache,
         "quantized": is_quantized,
         "quantized_queries": quantizes_queries,
-        "launch_fields": parameters,
-        "make_launch": f"functools.partial(Launch, {makes})" if parameters else "support.Launch",
+        "feature_parameters": parameters,
+        "launch_fields": fields,
+        "make_launch": f"functools.partial(Launch, {makes})" if fields else "support.Launch",
         "waits_per_page": any(p.dma_wait == "per_page" for p in variant.launches.values()),
         "kv_slots": {name: plan.kv_slots for name, plan in variant.launches.items()},
         "kernels": {
@@ -174,17 +181,18 @@ def _context(variant: Variant) -> dict[str, object]:
             for launch in use.launches
         },
         # Arguments that only some variants pass along.
-        "kv_source": "tables, new_kv_ref, cache_ref" if updates_cache else "tables, cache_ref",
         "new_kv_argument": "new_kv, " if updates_cache else "",
-        "value_scale": "value_scale, " if is_quantized else "",
-        "value_scale_numerator": "value_scale" if is_quantized else "1.0",
-        "scales": "score_scale, query_scale" if quantizes_queries else "score_scale",
-        "scales_vector": _scales_vector(variant),
+        "launch_where_updated": ", launch" if updates_cache else "",
+        "launch_where_windowed": ", launch" if variant.has("sliding_window") else "",
+        "scales": "scales_ref, " if is_quantized else "",
+        "value_scale": "scales_ref[VALUE_SCALE]" if is_quantized else "1.0",
+        "scale_names": list(scales),
+        "scales_vector": ", ".join(scales.values()),
         # Expressions that dtypes decide.
         "precision": "precision=lax.Precision.HIGHEST,\n" if is_float32 else "",
         "weights": "weights" if is_float32 else "weights.astype(QUERY_DTYPE)",
         "queries": (
-            "quantize_queries(load_queries(head, tile), query_scale)"
+            "quantize_queries(load_queries(head, tile), scales_ref[QUERY_SCALE])"
             if quantizes_queries
             else "load_queries(head, tile)"
         ),
@@ -197,8 +205,8 @@ def _context(variant: Variant) -> dict[str, object]:
             if variant.layout == "head_major"
             else "(launch.kv_slots, launch.kv_rows, *kv_cache.shape[2:])"
         ),
-        "scalar_parameters": [("scales_ref", shapes["scales"])],
-        "hbm_parameters": _hbm_parameters(variant, shapes),
+        "kernel_parameters": _kernel_parameters(variant, shapes),
+        "operands": _operands(variant),
         "key_dtypes": variant.kv_dtype + (f" or wider, to be quantized" if is_quantized else ""),
         "entry_summary": _summary(variant),
         "docstring": _docstring(variant),
@@ -206,20 +214,22 @@ def _context(variant: Variant) -> dict[str, object]:
     }
 
 
-def _scales_vector(variant: Variant) -> str:
-    """What a kernel multiplies with: the score scale, and those of values and queries."""
-    scale = "sm_scale"
+def _scales(variant: Variant) -> dict[str, str]:
+    """What a kernel multiplies with, and how the wrapper computes it, in the order of scales_ref."""
+    score_scale = "sm_scale"
     if stages.is_quantized(variant):
-        scale += " * k_scale"
+        score_scale += " * k_scale"
     if stages.quantizes_queries(variant):
-        scale += " * q_scale"
-    scale += " / soft_cap" if variant.has("soft_cap") else " * support.LOG2_E"
-    scales = [scale]
+        score_scale += " * q_scale"
+    if variant.has("soft_cap"):
+        scales = {"SCORE_SCALE": f"{score_scale} / soft_cap", "SOFT_CAP": "soft_cap * support.LOG2_E"}
+    else:
+        scales = {"SCORE_SCALE": f"{score_scale} * support.LOG2_E"}
     if stages.is_quantized(variant):
-        scales.append("v_scale")
+        scales["VALUE_SCALE"] = "v_scale"
     if stages.quantizes_queries(variant):
-        scales.append("q_scale")
-    return ", ".join(scales)
+        scales["QUERY_SCALE"] = "q_scale"
+    return scales
 
 
 def _shapes(variant: Variant) -> dict[str, str]:
@@ -227,14 +237,9 @@ def _shapes(variant: Variant) -> dict[str, str]:
     kv_row = {
         1: "2 * kv heads, 1, head dim",
         2: "kv heads, 2, head dim",
-        4: "align(2 * kv heads, 4) / 4, 4, head dim",
+        4: "ceil(kv heads / 2), 4, head dim",
     }[variant.kv_packing]
     query_row = f"kv heads * group / {variant.query_packing}, {variant.query_packing}, head dim"
-    scales = ["score scale"]
-    if stages.is_quantized(variant):
-        scales.append("value scale")
-    if stages.quantizes_queries(variant):
-        scales.append("query scale")
     if variant.layout == "head_major":
         cache = "[pages, 2 * kv heads, page size, head dim]"
         slots = "[kv slots, 2 * kv heads, kv rows, head dim]"
@@ -247,28 +252,44 @@ def _shapes(variant: Variant) -> dict[str, str]:
         "new_kv": f"[tokens, {kv_row}]",
         "queries": f"[tokens, {query_row}]",
         "query_slots": f"[2, query block, {query_row}]",
-        "scales": f"f32[{len(scales)}]: {', '.join(scales)}; SMEM",
+        "scales": f"f32[{len(_scales(variant))}]; SMEM",
     }
 
 
-def _hbm_parameters(variant: Variant, shapes: dict[str, str]) -> list[tuple[str, str]]:
-    """The arguments of a kernel that lie in HBM, in the order pallas_call passes them."""
+def _kernel_parameters(variant: Variant, shapes: dict[str, str]) -> list[tuple[str, str]]:
+    """The operands of a kernel and their shapes, in the order pallas_call passes them."""
     cache, out = shapes["cache"], shapes["queries"]
-    if not stages.updates_cache(variant):
+    parameters = [
+        ("kv_lens_ref", "i32[sequences]; SMEM"),
+        ("page_indices_ref", "i32[sequences * pages per sequence]; SMEM"),
+        ("cu_q_lens_ref", "i32[sequences + 1]; SMEM"),
+        ("bounds_ref", "i32[4]: 0, and the ends of decode, prefill and mixed; SMEM"),
+        ("scales_ref", shapes["scales"]),
+        ("queries_ref", f"{out}; HBM"),
+    ]
+    if stages.updates_cache(variant):
         return [
-            ("queries_ref", out),
-            ("_out_operand_ref", f"{out}, the same as out_ref"),
-            ("cache_ref", cache),
-            ("out_ref", out),
+            *parameters,
+            ("new_kv_ref", f"{shapes['new_kv']}; HBM"),
+            ("_out_operand_ref", f"{out}; aliases out_ref"),
+            ("_cache_operand_ref", f"{cache}; aliases cache_ref"),
+            ("out_ref", f"{out}; HBM"),
+            ("cache_ref", f"{cache}; HBM"),
         ]
     return [
-        ("queries_ref", out),
-        ("new_kv_ref", shapes["new_kv"]),
-        ("_out_operand_ref", f"{out}, the same as out_ref"),
-        ("_cache_operand_ref", f"{cache}, the same as cache_ref"),
-        ("out_ref", out),
-        ("cache_ref", cache),
+        *parameters,
+        ("_out_operand_ref", f"{out}; aliases out_ref"),
+        ("cache_ref", f"{cache}; HBM"),
+        ("out_ref", f"{out}; HBM"),
     ]
+
+
+def _operands(variant: Variant) -> str:
+    """The fields of a kernel's `Operands`, in order."""
+    new_kv = "new_kv_ref, " if stages.updates_cache(variant) else ""
+    return (
+        f"kv_lens_ref, page_indices_ref, cu_q_lens_ref, queries_ref, {new_kv}out_ref, cache_ref"
+    )
 
 
 def _summary(variant: Variant) -> str:

@@ -129,7 +129,8 @@ def _by_layout(variant: Variant, plan: Pipelining) -> str:
 
 
 STAGES = (
-    Stage("records", _always("paged"), is_used=lambda variant: True),
+    Stage("records", _always("paged")),
+    Stage("turns", _always("slots")),
     Stage("span", _always("kv_blocks")),
     Stage("span", _always("one_token"), ONE_TOKEN),
     Stage("span", _always("several_tokens"), SEVERAL_TOKENS),

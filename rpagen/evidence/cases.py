@@ -2,9 +2,10 @@
 
 A `Geometry` fixes everything that a kernel is compiled for: shapes, block sizes, static scalars.
 A `Case` puts a set of ragged lengths into a geometry, so the cases of one geometry differ in data
-alone and share one compilation.  Cases say nothing of dtypes and features: `cases_for` adapts
-them to a dispatch key, which is all of a variant that decides the result of a call, and `build`
-makes the arrays.
+alone and share one compilation (those with `new_kv_in_cache_dtype` share another one, where that
+is a different dtype).  Cases say nothing of dtypes and features: `cases_for` adapts them to a
+dispatch key, which is all of a variant that decides the result of a call, and `build` makes the
+arrays.
 
 Whatever must not matter is poison, so that a kernel which lets it count fails loudly: NaN, or an
 extreme value where the dtype has no NaN.  Poisoned are all cache slots that hold no token, those
@@ -326,7 +327,6 @@ NAMED_CASES = (
         decode=((1, 192),),
         prefill=((3, 3),),
         mixed=((5, 69), (0, 64)),
-        new_kv_in_cache_dtype=True,
     ),
 )
 

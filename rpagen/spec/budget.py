@@ -79,8 +79,15 @@ def default_blocks(
     query_tile = 1
     while query_tile * 2 * group <= QUERY_ROWS_PER_TILE and query_tile < most_tokens:
         query_tile *= 2
-    keys = max(KV_BYTES_PER_BLOCK[launch] // kv_row_bytes, KEYS_PER_STEP)
-    while True:
+    keys = 2 * max(KV_BYTES_PER_BLOCK[launch] // kv_row_bytes, KEYS_PER_STEP)
+    needed = VMEM_BYTES[generation]
+    while needed > SCRATCH_SHARE * VMEM_BYTES[generation]:
+        if keys > max(KEYS_PER_STEP, page_size):
+            keys //= 2
+        elif query_tile > 1:
+            query_tile //= 2
+        else:
+            break
         kv_block = max(min(align_to(max_keys, page_size), keys // page_size * page_size), page_size)
         compute_block = compute_block_for(page_size, kv_block)
         needed = vmem_bytes(
@@ -94,14 +101,7 @@ def default_blocks(
             kv_block=kv_block,
             compute_block=compute_block,
         )
-        if needed <= SCRATCH_SHARE * VMEM_BYTES[generation]:
-            return query_tile, kv_block, query_tile, compute_block
-        if keys > max(KEYS_PER_STEP, page_size):
-            keys //= 2
-        elif query_tile > 1:
-            query_tile //= 2
-        else:
-            return query_tile, kv_block, query_tile, compute_block
+    return query_tile, kv_block, query_tile, compute_block
 
 
 def compute_block_for(page_size: int, kv_block: int) -> int:

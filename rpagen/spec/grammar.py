@@ -5,6 +5,8 @@ The loader's checks and the JSON Schema both derive from these tables; the axes 
 
 from __future__ import annotations
 
+import keyword
+
 FAMILY_FIELDS = {
     "family": "The name of the family, which begins the name of each of its variants.",
     "doc": "What the family computes, in a sentence; it opens the emitted modules' docstrings.",
@@ -47,6 +49,17 @@ GROUPS = {
 
 NAME_PATTERN = "[a-z][a-z0-9_]*"
 NAME_LENGTH = 40
+NAMES_TAKEN = (
+    *keyword.kwlist,
+    # The modules and functions of the emitted package, beside which variants are modules too.
+    "registry",
+    "support",
+    "ragged_paged_attention",
+    "get_kv_cache_shape",
+    "load",
+    "validate_inputs",
+    "variants",
+)
 
 DOC_REFUSED = r'"""|\\|"\s*$'
 """What a docstring cannot hold as it is."""

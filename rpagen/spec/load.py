@@ -6,7 +6,6 @@ Whether values may be combined is not decided here but in `expand`.
 
 from __future__ import annotations
 
-import keyword
 import os
 import pathlib
 import re
@@ -101,15 +100,15 @@ def _name(node: Node) -> str:
     if (
         len(name) > grammar.NAME_LENGTH
         or not re.fullmatch(grammar.NAME_PATTERN, name)
-        or keyword.iskeyword(name)
+        or name in grammar.NAMES_TAKEN
     ):
         raise SpecError(
             f"{errors.quoted(name)} is no name for a family",
             mark=node.mark,
             field=node.field,
             expected=(
-                f"a lower-case identifier of at most {grammar.NAME_LENGTH} characters that is no"
-                " Python keyword"
+                f"a lower-case identifier of at most {grammar.NAME_LENGTH} characters that is"
+                " neither a Python keyword nor a name of rpa_kernels itself"
             ),
             next_step="write a name such as rpa_head_major",
         )

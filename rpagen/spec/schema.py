@@ -7,7 +7,6 @@ given twice, a dispatch key without a default) a schema cannot see: that is `exp
 from __future__ import annotations
 
 import json
-import keyword
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -34,7 +33,7 @@ def build() -> Schema:
             "type": "string",
             "pattern": f"^{grammar.NAME_PATTERN}$",
             "maxLength": grammar.NAME_LENGTH,
-            "not": {"enum": sorted(keyword.kwlist)},
+            "not": {"enum": sorted(grammar.NAMES_TAKEN)},
         },
         "doc": {"type": "string", "pattern": r"\S", "not": {"pattern": grammar.DOC_REFUSED}},
         "generations": _set(GENERATIONS),

@@ -1,0 +1,131 @@
+"""What an author of templates reads after a mistake: the place, the mistake, and no traceback."""
+
+import jinja2
+import pytest
+from emit_fixtures import BODY, ONE, TWO
+from emit_fixtures import emitted as emitted  # a fixture
+
+from rpagen.emit import bodies, header, mistakes, render, resources
+from rpagen.emit.mistakes import EmitError
+
+
+@pytest.fixture
+def template(emitted, monkeypatch, tmp_path):
+    """Set the template that every module is rendered from."""
+    folder = tmp_path / "templates"
+    (folder / "stages").mkdir(parents=True)
+    monkeypatch.setattr(resources, "root", lambda: tmp_path)
+    environment = jinja2.Environment(
+        loader=jinja2.FileSystemLoader(folder), undefined=jinja2.StrictUndefined
+    )
+
+    def set_template(text: str, **context) -> None:
+        (folder / "stages/scores.py.j2").write_text(text)
+        monkeypatch.setattr(
+            render,
+            "render",
+            lambda module, _: environment.get_template("stages/scores.py.j2").render(context),
+        )
+
+    return set_template
+
+
+def refusal(emitted) -> str:
+    with pytest.raises(EmitError) as caught:
+        emitted.generate()
+    assert caught.value.exit_status == 2
+    return str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        (
+            "x = 1\ny = {{ varient }}\n",
+            "templates/stages/scores.py.j2:2: UndefinedError: 'varient' is undefined (and",
+        ),
+        (
+            "x = 1\n{% if x %}\n",
+            "templates/stages/scores.py.j2:2: TemplateSyntaxError: Unexpected end of template.",
+        ),
+        ("\n{{ 1 / 0 }}\n", "templates/stages/scores.py.j2:2: ZeroDivisionError: division by zero"),
+        (
+            "\n{% include 'stages/nowhere.py.j2' %}\n",
+            "templates/stages/scores.py.j2:2: there is no template stages/nowhere.py.j2",
+        ),
+    ],
+)
+def test_a_wrong_template_is_named_with_its_line(emitted, template, text, said):
+    template(text)
+    assert said in refusal(emitted)
+    assert not emitted.root.exists()
+
+
+def test_a_template_that_is_not_there_is_named(emitted, monkeypatch):
+    def rendered(module, _):
+        raise jinja2.TemplateNotFound("stages/nowhere.py.j2")
+
+    monkeypatch.setattr(render, "render", rendered)
+    assert f"{ONE}: there is no template stages/nowhere.py.j2" in refusal(emitted)
+
+
+def test_a_fault_of_rpagen_itself_is_not_blamed_on_a_template(emitted, monkeypatch):
+    def rendered(module, _):
+        raise KeyError("no such plan")
+
+    monkeypatch.setattr(render, "render", rendered)
+    with pytest.raises(KeyError):
+        emitted.generate()
+
+
+def test_emitted_text_that_is_no_python_is_shown_with_the_lines_around_it(emitted, template):
+    template("\n\n\na = 1\nb = {{ value }}\nc = (\nd = 3\ne = 5\n", value=2)
+    assert refusal(emitted).splitlines() == [
+        "nothing was written:",
+        f"{ONE}, line 6 as rendered: '(' was never closed, probably from "
+        "templates/stages/scores.py.j2:6 (and in 1 more)",
+        "    ",
+        "    a = 1",
+        "    b = 2",
+        "  > c = (",
+        "    d = 3",
+        "    e = 5",
+    ]
+
+
+def test_a_broken_rule_is_shown_with_its_emitted_line(emitted):
+    emitted.texts[TWO] = '"""A module."""\nimport   os\n\nVARIANT = 2\n'
+    assert refusal(emitted).splitlines() == [
+        "nothing was written:",
+        f"{TWO}:{header.LINES + 3}: `os` is not used here, nor is it in __all__ [unused-name]",
+        "    import os",
+    ]
+
+
+def test_many_problems_are_cut(emitted):
+    emitted.texts = {
+        f"rpa_kernels/m{number}.py": f'"""A module."""\nunused_{number} = 1\n'
+        for number in range(mistakes.SHOWN_PROBLEMS + 5)
+    }
+    lines = refusal(emitted).splitlines()
+    assert lines[-1] == "and 5 more"
+
+
+def test_several_processes_say_what_one_says(emitted):
+    """The stand-in reaches the workers only where they are forked."""
+    import multiprocessing
+
+    if multiprocessing.get_start_method() != "fork":
+        pytest.skip("workers are not forked here")
+    emitted.texts = {f"rpa_kernels/m{number}.py": BODY.format(number=number) for number in range(9)}
+    modules = render.modules(())
+    alone = bodies.make(modules, (), jobs=1)
+    seen = []
+    together = bodies.make(modules, (), jobs=2, progress=lambda done, total: seen.append(done))
+    assert together == alone
+    assert list(together) == [module.path for module in modules]
+    assert seen == list(range(1, 10))
+
+    emitted.texts["rpa_kernels/m5.py"] = "import os\n"
+    with pytest.raises(EmitError, match=r"m5.py:8: `os`"):
+        bodies.make(modules, (), jobs=2)
