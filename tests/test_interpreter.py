@@ -706,5 +706,6 @@ def test_compiled_kernels_are_not_shared_with_jax() -> None:
     x = jnp.ones((16, 128), jnp.float32)
     with tpu_interpret_mode():
         np.testing.assert_array_equal(call(x), np.ones((8, 256)))
-    with pytest.raises(Exception, match="indices"), pltpu.force_tpu_interpret_mode():
+    same_params = pltpu.InterpretParams(vector_clock_size=256)
+    with pytest.raises(Exception, match="indices"), pltpu.force_tpu_interpret_mode(same_params):
         call(x)

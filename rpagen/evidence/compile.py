@@ -1,0 +1,147 @@
+"""Kernels through the real TPU compiler, ahead of time, on a machine that has no TPU.
+
+libtpu compiles for every TPU generation on x86-64 Linux: a topology gives it the device, and an
+abstract mesh tells the trace what it is for. What only this finds: layouts the compiler does not
+support, slices that are not aligned, and VMEM or SMEM that does not suffice.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import os
+import time
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax.sharding import (
+    AbstractDevice,
+    AbstractMesh,
+    AxisType,
+    Mesh,
+    NamedSharding,
+    PartitionSpec,
+)
+
+TOPOLOGIES = {"v5e": "v5e:2x2", "v6e": "v6e:2x2", "v7x": "tpu7x:2x2x1"}
+
+# Without these, libtpu looks for the machine's own TPU, and locks it for one process.
+_ENVIRONMENT = {
+    "TPU_SKIP_MDS_QUERY": "1",
+    "TPU_ACCELERATOR_TYPE": "v5litepod-4",
+    "TPU_WORKER_HOSTNAMES": "localhost",
+    "TPU_LOG_DIR": "disabled",
+    "ALLOW_MULTIPLE_LIBTPU_LOAD": "1",
+}
+
+
+@dataclasses.dataclass(frozen=True)
+class CallShape:
+    """The sizes of a call of `rpa_kernels.ragged_paged_attention`."""
+
+    query_heads: int
+    kv_heads: int
+    head_dim: int
+    page_size: int
+    tokens: int
+    sequences: int
+    pages_per_sequence: int
+
+
+@dataclasses.dataclass(frozen=True)
+class Compiled:
+    """What the compiler made of a call.
+
+    temp_bytes: HBM that the call needs besides its operands and results.
+    """
+
+    generation: str
+    seconds: float
+    temp_bytes: int
+    lowered: str
+
+
+def compile_variant(module: Any, generation: str, shape: CallShape, **options: Any) -> Compiled:
+    """Compiles a call of an emitted module for a TPU generation.
+
+    `options` are keyword arguments of its `ragged_paged_attention`.
+
+    Raises:
+        Exception: whatever the compiler, or a check of the module, has against the call.
+    """
+    device = _device(generation)
+    mesh = AbstractMesh(
+        (1,),
+        ("x",),
+        axis_types=(AxisType.Auto,),
+        abstract_device=AbstractDevice(
+            device_kind=device.device_kind, num_cores=1, platform="tpu"
+        ),
+    )
+    one_device = Mesh(np.array([device]), ("x",), axis_types=(AxisType.Auto,))
+    sharding = NamedSharding(one_device, PartitionSpec())
+    start = time.monotonic()
+    with jax.sharding.use_abstract_mesh(mesh):
+        lowered = (
+            jax.jit(
+                lambda *operands: module.ragged_paged_attention(*operands, **options),
+                in_shardings=sharding,
+                out_shardings=sharding,
+                donate_argnums=(3,),
+            )
+            .trace(*operands_of(module, shape))
+            .lower(lowering_platforms=("tpu",))
+        )
+    memory = lowered.compile().memory_analysis()
+    return Compiled(
+        generation=generation,
+        seconds=time.monotonic() - start,
+        temp_bytes=memory.temp_size_in_bytes,
+        lowered=lowered.as_text(),
+    )
+
+
+def operands_of(module: Any, shape: CallShape) -> tuple[jax.ShapeDtypeStruct, ...]:
+    """Shapes and dtypes of the operands of a call, with keys and values as wide as the queries."""
+    variant, struct, int32 = module.VARIANT, jax.ShapeDtypeStruct, jnp.int32
+    query_dtype = jnp.dtype(variant.query_dtype)
+    cache_shape = module.support.kv_cache_shape(
+        shape.sequences * shape.pages_per_sequence,
+        shape.page_size,
+        shape.kv_heads,
+        shape.head_dim,
+        variant.kv_dtype,
+        layout=variant.layout,
+    )
+    new_kv = struct((shape.tokens, shape.kv_heads, shape.head_dim), query_dtype)
+    return (
+        struct((shape.tokens, shape.query_heads, shape.head_dim), query_dtype),
+        new_kv,
+        new_kv,
+        struct(cache_shape, jnp.dtype(variant.kv_dtype)),
+        struct((shape.sequences,), int32),
+        struct((shape.sequences * shape.pages_per_sequence,), int32),
+        struct((shape.sequences + 1,), int32),
+        struct((3,), int32),
+    )
+
+
+def options_of(variant: Any) -> dict[str, Any]:
+    """The keyword arguments that a variant's features and scales ask for, with usual values."""
+    options: dict[str, Any] = {}
+    if "sliding_window" in variant.features:
+        options["sliding_window"] = 100
+    if "soft_cap" in variant.features:
+        options["soft_cap"] = 30.0
+    if variant.quantization == "per_tensor_with_query":
+        options["q_scale"] = 0.1
+    return options
+
+
+def _device(generation: str) -> Any:
+    for name, value in _ENVIRONMENT.items():
+        os.environ.setdefault(name, value)
+    from jax.experimental import topologies  # loads libtpu, which reads the environment
+
+    return topologies.get_topology_desc(TOPOLOGIES[generation], platform="tpu").devices[0]

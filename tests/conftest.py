@@ -1,0 +1,51 @@
+"""Where kernels run in tests: on a TPU where there is one, else in interpret mode on the CPU."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption("--tpu", action="store_true", help="insist on running kernels on a TPU")
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    # Before anything imports jax. With libtpu installed and no TPU, jax would look for one.
+    has_tpu = any(Path("/dev").glob("accel*")) or any(Path("/dev/vfio").glob("[0-9]*"))
+    if not (has_tpu or config.getoption("--tpu")):
+        os.environ.setdefault("JAX_PLATFORMS", "cpu")
+    # The interpreter's programs run once or twice: compiling them well takes longer than it saves.
+    flags = os.environ.get("XLA_FLAGS", "")
+    os.environ["XLA_FLAGS"] = f"{flags} --xla_backend_optimization_level=0"
+
+
+@pytest.fixture(scope="session")
+def on_tpu(request: pytest.FixtureRequest) -> bool:
+    """Whether kernels run on a TPU."""
+    import jax
+
+    found = jax.default_backend() == "tpu"
+    if request.config.getoption("--tpu") and not found:
+        pytest.fail(f"--tpu was given, and the backend is {jax.default_backend()}")
+    return found
+
+
+@pytest.fixture
+def kernel_mode(on_tpu: bool) -> Callable[..., contextlib.AbstractContextManager[Any]]:
+    """Makes the context in which kernels run; arguments are those of the interpreter."""
+
+    def mode(**options: Any) -> contextlib.AbstractContextManager[Any]:
+        if on_tpu:
+            return contextlib.nullcontext()
+        from rpagen.evidence.interpreter import tpu_interpret_mode
+
+        return tpu_interpret_mode(**options)
+
+    return mode
+

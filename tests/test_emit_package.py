@@ -1,0 +1,60 @@
+"""The real package: what is checked in is what the specs and templates at hand emit."""
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from rpagen.emit import check, format, header, plan, render, resources
+from rpagen.spec import expand, schema
+
+ROOT = Path(__file__).parent.parent
+GENERATED = ROOT / "generated"
+
+
+def texts(folder: Path) -> dict[str, bytes]:
+    return {
+        path.relative_to(folder).as_posix(): path.read_bytes()
+        for path in folder.rglob("*")
+        if path.is_file() and "__pycache__" not in path.parts
+    }
+
+
+@pytest.mark.parametrize("seed", ["1", "2"])
+def test_a_cold_generation_emits_what_is_checked_in(tmp_path, seed):
+    """Whatever the order of sets, and however well somebody forged the digests."""
+    subprocess.run(
+        [sys.executable, "-m", "rpagen", "generate", "-o", str(tmp_path)],
+        cwd=ROOT,
+        env=os.environ | {"PYTHONHASHSEED": seed},
+        check=True,
+    )
+    assert texts(tmp_path) == texts(GENERATED)
+
+
+def test_what_is_checked_in_is_up_to_date():
+    assert check.check(GENERATED, ROOT / "specs", plan.DEFAULT_TIER, "make generate") == []
+    assert (ROOT / "specs/schema.json").read_text() == schema.text()
+
+
+def test_the_header_fits_and_black_has_nothing_to_change():
+    from black import format_str
+    from black.mode import Mode, TargetVersion
+
+    mode = Mode(target_versions={TargetVersion.PY311}, line_length=format.LINE_LENGTH)
+    for name in ("__init__.py", "support.py", "registry.py", "rpa.py"):
+        text = (GENERATED / render.PACKAGE / name).read_text()
+        assert format_str(text, mode=mode) == text, name
+    for path in GENERATED.rglob("*.py"):
+        lines = path.read_text().splitlines()
+        assert max(map(len, lines[: header.LINES])) <= format.LINE_LENGTH, path
+
+
+def test_a_module_depends_on_its_own_variant_and_the_registry_on_all():
+    variants = expand.load_variants(resources.specs_dir())
+    fewer = variants[:-1]
+    for module in render.modules(fewer):
+        is_same = render.inputs(module, fewer) == render.inputs(module, variants)
+        assert is_same == (module.variant is not None), module.path
