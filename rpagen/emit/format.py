@@ -30,8 +30,8 @@ def formatted(code: str) -> str:
     return "\n\n".join(_formatted_piece(piece) for piece in _pieces(code))
 
 
-@functools.cache
-def _formatted_piece(code: str) -> str:
+def whole(code: str) -> str:
+    """`code` as black formats it in one piece."""
     from black import format_str  # takes 0.2 s, which a run that renders nothing need not pay
     from black.mode import Mode, TargetVersion
 
@@ -41,6 +41,9 @@ def _formatted_piece(code: str) -> str:
         magic_trailing_comma=False,  # what fits in a line is in a line, whatever the template
     )
     return format_str(code, mode=mode)
+
+
+_formatted_piece = functools.cache(whole)
 
 
 def _pieces(code: str) -> Iterator[str]:

@@ -52,6 +52,9 @@ FEATURE_PARAMETERS = {
     "soft_cap": Parameter("soft_cap", "float", "bound of the scores", False),
 }
 
+_OVERTAKEN = {1: "the item before it", 2: "the second item before it"}
+"""By attention depth, the work item whose step 2 waits for a step 1."""
+
 RECORD_FIELDS = (
     "name",
     "family",
@@ -146,6 +149,7 @@ def _render_kernels(variant: Variant) -> str:
                 ),
                 wait_source="operands, " if waits_on_pages else "",
                 depth=use.pipelining.attention_depth,
+                overtaken=_OVERTAKEN.get(use.pipelining.attention_depth),
             ).strip()
         )
     return environment().get_template("module.py.j2").render(context, stages=rendered)
@@ -196,8 +200,6 @@ def _context(variant: Variant) -> dict[str, object]:
             if quantizes_queries
             else "load_queries(head, tile)"
         ),
-        "keys": "dequantize(keys)" if is_quantized and not quantizes_queries else "keys",
-        "values": "dequantize(values)" if is_quantized else "values",
         # Shapes of what a kernel sees.
         "shapes": shapes,
         "kv_scratch_shape": (
