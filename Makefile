@@ -26,8 +26,8 @@ generate: venv ## emit generated/ and specs/schema.json, as far as they are out 
 check: venv ## tell which emitted files are missing, stale, orphaned or edited by hand
 	@$(PY) -m rpagen check
 
-test: generate ## emit what is out of date, then run all tests
-	$(PY) -m pytest -n 2
+test: generate ## emit what is out of date, then run all tests; ARGS= goes to pytest
+	$(PY) -m pytest -n 2 $(ARGS)
 
 lint: venv ## ruff and mypy over the generator and its tests
 	$(PY) -m ruff check rpagen tests

@@ -42,12 +42,15 @@ PLAIN = "none"
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run one command, and return its exit status."""
+    options = argparse.Namespace(json=False)
     try:
-        options = _parser().parse_args(arguments)
+        options = _parser().parse_args(arguments, options)
         status: int = options.run(options)
         sys.stdout.flush()  # so that a reader that left is noticed here
         return status
     except RpagenError as error:
+        if options.json:
+            _print_json({"error": error.parts()})
         _complain(str(error))
         return error.exit_status
     except BrokenPipeError:

@@ -1,13 +1,14 @@
 """The real package: what is checked in is what the specs and templates at hand emit."""
 
 import os
+import shutil
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
 
-from rpagen.emit import check, format, header, plan, render, resources
+from rpagen.emit import check, format, header, inputs, plan, render, resources
 from rpagen.spec import expand, schema
 
 ROOT = Path(__file__).parent.parent
@@ -58,3 +59,35 @@ def test_a_module_depends_on_its_own_variant_and_the_registry_on_all():
     for module in render.modules(fewer):
         is_same = render.inputs(module, fewer) == render.inputs(module, variants)
         assert is_same == (module.variant is not None), module.path
+
+
+def test_the_digest_covers_the_sources_that_make_text_and_no_others():
+    covered = {path.relative_to(ROOT / "rpagen").as_posix() for path in inputs.sources()}
+    assert covered >= {
+        *("emit/render.py", "emit/format.py", "emit/header.py", "emit/lint.py"),
+        *("spec/axes.py", "spec/budget.py", "spec/model.py"),
+    }
+    assert not covered & {"cli.py", "emit/check.py", "emit/write.py", "spec/load.py"}
+
+
+@pytest.mark.parametrize("changed", ["a template", "a source", "black", "rpagen", "the specs"])
+def test_the_digest_changes_with_everything_that_makes_a_body(monkeypatch, tmp_path, changed):
+    shutil.copytree(ROOT / "templates", tmp_path / "templates")
+    shutil.copytree(ROOT / "rpagen", tmp_path / "rpagen")
+    monkeypatch.setattr(resources, "root", lambda: tmp_path)
+    monkeypatch.setattr(resources, "PACKAGE", tmp_path / "rpagen")
+    monkeypatch.setattr(inputs, "_generator_digest", inputs._generator_digest.__wrapped__)
+    before = inputs.digest("spec")
+    assert inputs.digest("spec") == before
+    match changed:
+        case "a template":
+            path = tmp_path / "templates/module.py.j2"
+            path.write_text(path.read_text() + "\n")
+        case "a source":
+            path = tmp_path / "rpagen/spec/budget.py"
+            path.write_text(path.read_text() + "\n")
+        case "black":
+            monkeypatch.setattr(inputs, "black_version", lambda: "1.0")
+        case "rpagen":
+            monkeypatch.setattr("rpagen.__version__", "9")
+    assert inputs.digest("other spec" if changed == "the specs" else "spec") != before

@@ -7,13 +7,11 @@ from __future__ import annotations
 
 import dataclasses
 import enum
-import functools
-import hashlib
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
 from pathlib import Path
 
 import rpagen
-from rpagen.emit import header, render, resources, write
+from rpagen.emit import header, inputs, render, write
 from rpagen.emit.format import black_version
 from rpagen.emit.header import Header
 from rpagen.emit.render import Module
@@ -87,7 +85,7 @@ def _find(root: Path, module: Module, variants: tuple[Variant, ...], tier: str) 
     expected = Header(
         origin=module.origin,
         command="rpagen generate" + (f" --tier {tier}" if tier != DEFAULT_TIER else ""),
-        inputs=_inputs_digest(render.inputs(module, variants)),
+        inputs=inputs.digest(render.inputs(module, variants)),
         generator=rpagen.__version__,
         black=black_version(),
     )
@@ -116,28 +114,3 @@ def _orphans(root: Path, paths: Iterable[str]) -> dict[str, bool]:
                 is_edited = found is None or found.body != header.digest(body)
                 orphans[path.relative_to(root).as_posix()] = is_edited
     return orphans
-
-
-def _inputs_digest(inputs: str) -> str:
-    """The digest of everything that decides a body: its part of the specs, and the generator."""
-    versions = f"rpagen {rpagen.__version__}, black {black_version()}"
-    return header.digest("\0".join([versions, _generator_digest(), inputs]))
-
-
-@functools.cache
-def _generator_digest() -> str:
-    """The digest of the templates and of the sources that render them."""
-    total = hashlib.sha256()
-    for name, path in sorted(_generator_files()):
-        text = path.read_text(encoding="utf-8")  # line ends as \n, whatever git made of them
-        total.update(f"{name}\0{len(text)}\0{text}".encode())
-    return total.hexdigest()
-
-
-def _generator_files() -> Iterator[tuple[str, Path]]:
-    """The files behind every body, by names that are the same in a checkout and a wheel."""
-    for path in resources.templates_dir().rglob("*.j2"):
-        yield path.relative_to(resources.root()).as_posix(), path
-    for room in ("emit", "spec"):
-        for path in (resources.PACKAGE / room).glob("*.py"):
-            yield path.relative_to(resources.PACKAGE.parent).as_posix(), path

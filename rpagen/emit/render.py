@@ -254,7 +254,7 @@ def _shapes(variant: Variant) -> dict[str, str]:
         "new_kv": f"[tokens, {kv_row}]",
         "queries": f"[tokens, {query_row}]",
         "query_slots": f"[2, query block, {query_row}]",
-        "scales": f"f32[{len(_scales(variant))}]; SMEM",
+        "scales": "f32[scales]; SMEM",
     }
 
 

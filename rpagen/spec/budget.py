@@ -1,14 +1,17 @@
 """How much VMEM and SMEM a launch takes, and the blocks that fit by default.
 
-Plain Python that needs nothing else: all of it below the imports is emitted word for word into
-`rpa_kernels/support.py`, so that the generator and an engine that has only the emitted package
+Plain Python that needs nothing else: all of it from the first constant on is emitted word for word
+into `rpa_kernels/support.py`, so that the generator and an engine that has only the emitted package
 cannot disagree.
 """
 
 from __future__ import annotations
 
+import math
+
 LANES = 128  # values in a row of a vector register
-SMEM_BYTES = 1 << 20
+SMEM_BYTES = 1 << 20  # per core
+SMEM_OF_COMPILER = 8 << 10  # what it keeps for itself; it was seen to take 3 KiB
 VMEM_BYTES = {"v5e": 128 << 20, "v6e": 128 << 20, "v7x": 64 << 20}  # per core
 SCRATCH_SHARE = 0.5  # of VMEM, for default blocks: the compiler's spills need the rest
 TAIL_ROWS = 8  # rows of a KV slot past its last compute block, for clearing in whole steps
@@ -24,10 +27,11 @@ def align_to(value: int, multiple: int) -> int:
 
 
 def smem_bytes(sequences: int, pages_per_sequence: int) -> int:
-    """SMEM that a launch's scalar operands and cursors take, in bytes."""
+    """SMEM that a launch takes, in bytes: scalar operands, cursors and what the compiler needs."""
     operands = (sequences, sequences * pages_per_sequence, sequences + 1, 4, 3)
     scratch = 6  # cursors, turns and rows in flight, less than 128 words each
-    return 4 * (sum(align_to(words, LANES) for words in operands) + scratch * LANES)
+    words = sum(align_to(words, LANES) for words in operands) + scratch * LANES
+    return 4 * words + SMEM_OF_COMPILER
 
 
 def vmem_bytes(
@@ -47,18 +51,23 @@ def vmem_bytes(
     `group` (query heads per kv head) and `head_dim` are the padded ones, `query_bytes` is the size
     of one query value, and `kv_row_bytes` what K and V of all heads take for one token.
     """
-    query_rows = kv_heads * group * query_block
     kv_rows = align_to(kv_block, compute_block) + TAIL_ROWS
-    slots = kv_slots * kv_rows * kv_row_bytes + 4 * query_rows * head_dim * query_bytes
-    statistics = 2 * query_rows * LANES * 4
-    accumulator = query_rows * head_dim * 4
-    return slots + statistics + accumulator
+    query_token_bytes = _query_token_bytes(kv_heads, group, head_dim, query_bytes)
+    return kv_slots * kv_rows * kv_row_bytes + query_block * query_token_bytes
+
+
+def _query_token_bytes(kv_heads: int, group: int, head_dim: int, query_bytes: int) -> int:
+    """Scratch of one query token: two slots each of queries and output, and its softmax state."""
+    slots = 4 * head_dim * query_bytes
+    statistics = 2 * LANES * 4
+    accumulator = head_dim * 4
+    return kv_heads * group * (slots + statistics + accumulator)
 
 
 def default_blocks(
     launch: str,
     *,
-    generation: str,
+    vmem_limit_bytes: int,
     static_tokens: int | None,
     tokens: int,
     max_keys: int,
@@ -70,26 +79,24 @@ def default_blocks(
     query_bytes: int,
     kv_row_bytes: int,
 ) -> tuple[int, int, int, int]:
-    """Query block, KV block, query tile and compute block that fit the VMEM of `generation`.
+    """Query block, KV block, query tile and compute block of a launch, in tokens.
 
-    Sizes are in tokens. They start from what keeps the matrix unit and the HBM busy and are halved
-    until the scratch fits its share of VMEM.
+    They start from what keeps the matrix unit and the HBM busy, no larger than `tokens` and
+    `max_keys` (the keys that a sequence can have) make use of. While the scratch takes more than
+    its share of VMEM, the larger part of it is halved, down to one query and one page.
     """
-    most_tokens = static_tokens or tokens
+    most_tokens = min(tokens, static_tokens or tokens)
     query_tile = 1
-    while query_tile * 2 * group <= QUERY_ROWS_PER_TILE and query_tile < most_tokens:
+    while query_tile < most_tokens and 2 * query_tile * group <= QUERY_ROWS_PER_TILE:
         query_tile *= 2
-    keys = 2 * max(KV_BYTES_PER_BLOCK[launch] // kv_row_bytes, KEYS_PER_STEP)
-    needed = VMEM_BYTES[generation]
-    while needed > SCRATCH_SHARE * VMEM_BYTES[generation]:
-        if keys > max(KEYS_PER_STEP, page_size):
-            keys //= 2
-        elif query_tile > 1:
-            query_tile //= 2
-        else:
-            break
-        kv_block = max(min(align_to(max_keys, page_size), keys // page_size * page_size), page_size)
-        compute_block = compute_block_for(page_size, kv_block)
+
+    keys = max(KV_BYTES_PER_BLOCK[launch] // kv_row_bytes, KEYS_PER_STEP, page_size)
+    pages_in_lanes = math.lcm(page_size, LANES)  # keys of whole pages that fill whole lanes
+    multiple = pages_in_lanes if pages_in_lanes <= keys else page_size
+    kv_block = min(keys // multiple * multiple, align_to(max_keys, page_size))
+
+    query_token_bytes = _query_token_bytes(kv_heads, group, head_dim, query_bytes)
+    while query_tile > 1 or kv_block > page_size:
         needed = vmem_bytes(
             kv_heads=kv_heads,
             group=group,
@@ -99,19 +106,24 @@ def default_blocks(
             kv_slots=kv_slots,
             query_block=query_tile,
             kv_block=kv_block,
-            compute_block=compute_block,
+            compute_block=compute_block_for(kv_block),
         )
-    return query_tile, kv_block, query_tile, compute_block
+        if needed <= SCRATCH_SHARE * vmem_limit_bytes:
+            break
+        queries_take_more = 2 * query_tile * query_token_bytes > needed
+        if query_tile > 1 and (queries_take_more or kv_block == page_size):
+            query_tile //= 2
+        else:
+            kv_block = max(kv_block // page_size // 2, 1) * page_size
+    return query_tile, kv_block, query_tile, compute_block_for(kv_block)
 
 
-def compute_block_for(page_size: int, kv_block: int) -> int:
-    """Keys of one attention step for a KV block: few enough to pipeline, none of them padding.
+def compute_block_for(kv_block: int) -> int:
+    """Keys of one attention step for a KV block: few enough to pipeline, in whole lanes.
 
-    Where no such size divides the KV block, the last step of a block works on some padding.
+    Where no such number divides the KV block, the last step of a block works on some padding.
     """
     if kv_block <= KEYS_PER_STEP:
         return align_to(kv_block, 16)
-    for keys in (KEYS_PER_STEP, KEYS_PER_STEP // 2, KEYS_PER_STEP // page_size * page_size):
-        if keys >= LANES and keys % 16 == 0 and kv_block % keys == 0:
-            return keys
-    return KEYS_PER_STEP
+    whole_lanes = range(KEYS_PER_STEP, 0, -LANES)
+    return next((keys for keys in whole_lanes if kv_block % keys == 0), KEYS_PER_STEP)

@@ -1,0 +1,66 @@
+"""Every command and example of the README, as it stands there."""
+
+from __future__ import annotations
+
+import os
+import re
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parent.parent
+BLOCKS = re.findall(r"```(\w+)\n(.*?)```", (ROOT / "README.md").read_text(), re.DOTALL)
+
+
+def blocks(language: str) -> list[str]:
+    return [text for name, text in BLOCKS if name == language]
+
+
+def commands() -> list[str]:
+    lines = "".join(blocks("sh")).splitlines()
+    return [line.split("#")[0].strip() for line in lines if line.strip()]
+
+
+@pytest.mark.parametrize("command", [each for each in commands() if each.startswith("make ")])
+def test_continuous_integration_runs_the_make_commands(command: str):
+    assert command in (ROOT / ".ci/run").read_text().splitlines()
+
+
+@pytest.mark.parametrize("command", [each for each in commands() if not each.startswith("make ")])
+def test_other_commands_run(command: str):
+    words = command.replace(".venv/bin/rpagen", f"{sys.executable} -m rpagen").split()
+    done = subprocess.run(words, cwd=ROOT, capture_output=True, text=True, check=False)
+    assert done.returncode == (1 if words[0] == "diff" else 0), done.stderr  # diff: they differ
+    assert done.stdout
+
+
+def test_the_python_example_runs():
+    (example,) = blocks("python")
+    environment = os.environ | {"PYTHONPATH": f"{ROOT}{os.pathsep}{ROOT / 'generated'}"}
+    done = subprocess.run(
+        [sys.executable, "-c", example], env=environment, capture_output=True, text=True, check=False
+    )
+    assert done.stdout == "(6, 8, 128) bfloat16\n", done.stderr
+
+
+def test_the_spec_example_adds_the_variant_it_says(tmp_path: Path):
+    (line,) = blocks("yaml")
+    shutil.copytree(ROOT / "specs", tmp_path / "specs")
+    family = tmp_path / "specs/families/rpa.yaml"
+    spec = family.read_text()
+    assert "\ncombos:\n" in spec
+    family.write_text(spec.replace("\ncombos:\n", f"\ncombos:\n{line}"))
+    done = subprocess.run(
+        [sys.executable, "-m", "rpagen", "generate", "--specs", "specs", "-o", "generated"],
+        cwd=tmp_path,
+        env=os.environ | {"PYTHONPATH": str(ROOT)},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    (name,) = re.findall(r"generated/rpa_kernels/(\w+_bidirectional)\.py", (ROOT / "README.md").read_text())
+    assert (tmp_path / f"generated/rpa_kernels/{name}.py").exists()
