@@ -12,7 +12,7 @@ import pprint
 
 import jinja2
 
-from rpagen.emit import resources, stages
+from rpagen.emit import resources, stages, wording
 from rpagen.spec import axes, budget, rules
 from rpagen.spec.model import FEATURES, Variant
 
@@ -32,49 +32,8 @@ class Module:
     variant: Variant | None = None
 
 
-@dataclasses.dataclass(frozen=True)
-class Parameter:
-    """An argument that a feature adds to a call.
-
-    is_static: whether it is known when the call is traced, and a field of the launch.
-    """
-
-    name: str
-    type: str
-    doc: str
-    is_static: bool
-
-
-FEATURE_PARAMETERS = {
-    "sliding_window": Parameter(
-        "sliding_window", "int", "a query at position q sees keys after q - sliding_window", True
-    ),
-    "soft_cap": Parameter("soft_cap", "float", "bound of the scores", False),
-}
-
 _OVERTAKEN = {1: "the item before it", 2: "the second item before it"}
 """By attention depth, the work item whose step 2 waits for a step 1."""
-
-RECORD_FIELDS = (
-    "name",
-    "family",
-    "layout",
-    "query_dtype",
-    "kv_dtype",
-    "quantization",
-    "features",
-    "numerics",
-    "generations",
-    "is_default",
-)
-"""The fields of a variant that its record in the emitted package has, besides its launches."""
-
-_FEATURE_WORDS = {
-    "sliding_window": "a sliding window",
-    "soft_cap": "a soft cap",
-    "bidirectional": "no causal mask",
-    "kv_share": "a cache that another layer fills",
-}
 
 SHARED_MODULES = {
     f"{PACKAGE}/__init__.py": "init.py.j2",
@@ -112,7 +71,7 @@ def render(module: Module, variants: tuple[Variant, ...]) -> str:
     return template.render(
         budget=_budget_source(),
         variants=variants,
-        records={variant.name: _record(variant) for variant in variants},
+        records={variant.name: wording.record(variant) for variant in variants},
         exclusions=[(repr(dict(rule.when)), repr(rule.reason)) for rule in rules.RULES],
         known_features=repr(FEATURES),
     )
@@ -161,21 +120,19 @@ def _context(variant: Variant) -> dict[str, object]:
     is_quantized = stages.is_quantized(variant)
     quantizes_queries = stages.quantizes_queries(variant)
     is_float32 = variant.query_dtype == "float32"
-    parameters = [
-        FEATURE_PARAMETERS[name] for name in variant.features if name in FEATURE_PARAMETERS
-    ]
-    fields = [parameter for parameter in parameters if parameter.is_static]
-    makes = ", ".join(f"{parameter.name}={parameter.name}" for parameter in fields)
-    shapes = _shapes(variant)
+    arguments = _arguments(variant)
+    static = {name: each for name, each in arguments.items() if each.is_static}
+    makes = ", ".join(f"{name}={name}" for name in static)
+    shapes = wording.shapes(variant)
     scales = _scales(variant)
     return {
         "variant": variant,
         "updates_cache": updates_cache,
         "quantized": is_quantized,
         "quantized_queries": quantizes_queries,
-        "feature_parameters": parameters,
-        "launch_fields": fields,
-        "make_launch": f"functools.partial(Launch, {makes})" if fields else "support.Launch",
+        "arguments": arguments,
+        "launch_fields": static,
+        "make_launch": f"functools.partial(Launch, {makes})" if static else "support.Launch",
         "waits_per_page": any(p.dma_wait == "per_page" for p in variant.launches.values()),
         "kv_slots": {name: plan.kv_slots for name, plan in variant.launches.items()},
         "kernels": {
@@ -210,134 +167,64 @@ def _context(variant: Variant) -> dict[str, object]:
         "kernel_parameters": _kernel_parameters(variant, shapes),
         "operands": _operands(variant),
         "key_dtypes": variant.kv_dtype + (f" or wider, to be quantized" if is_quantized else ""),
-        "entry_summary": _summary(variant),
-        "docstring": _docstring(variant),
-        "variant_record": f"VARIANT = {_record(variant, 'support.')}",
+        "entry_summary": wording.summary(variant),
+        "docstring": wording.docstring(variant),
+        "variant_record": f"VARIANT = {wording.record(variant, 'support.')}",
+    }
+
+
+def _arguments(variant: Variant) -> dict[str, axes.Argument]:
+    """The arguments that a variant's features add to its entry point, by their names."""
+    values = axes.BY_PATH["features"].values
+    return {
+        str(value.name): value.argument
+        for value in values
+        if value.name in variant.features and value.argument is not None
     }
 
 
 def _scales(variant: Variant) -> dict[str, str]:
-    """What a kernel multiplies with, and how the wrapper computes it, in the order of scales_ref."""
-    score_scale = "sm_scale"
+    """What kernels multiply with: names and expressions, in the order of scales_ref."""
+    arguments = _arguments(variant)
+    units = [each.score_unit for each in arguments.values() if each.score_unit]
+    score_scale = ["sm_scale"]
+    scales = {}
     if stages.is_quantized(variant):
-        score_scale += " * k_scale"
-    if stages.quantizes_queries(variant):
-        score_scale += " * q_scale"
-    if variant.has("soft_cap"):
-        scales = {"SCORE_SCALE": f"{score_scale} / soft_cap", "SOFT_CAP": "soft_cap * support.LOG2_E"}
-    else:
-        scales = {"SCORE_SCALE": f"{score_scale} * support.LOG2_E"}
-    if stages.is_quantized(variant):
+        score_scale.append("* k_scale")
         scales["VALUE_SCALE"] = "v_scale"
     if stages.quantizes_queries(variant):
+        score_scale.append("* q_scale")
         scales["QUERY_SCALE"] = "q_scale"
-    return scales
-
-
-def _shapes(variant: Variant) -> dict[str, str]:
-    """The shapes that comments in a variant say."""
-    kv_row = {
-        1: "2 * kv heads, 1, head dim",
-        2: "kv heads, 2, head dim",
-        4: "ceil(kv heads / 2), 4, head dim",
-    }[variant.kv_packing]
-    query_row = f"kv heads * group / {variant.query_packing}, {variant.query_packing}, head dim"
-    if variant.layout == "head_major":
-        cache = "[pages, 2 * kv heads, page size, head dim]"
-        slots = "[kv slots, 2 * kv heads, kv rows, head dim]"
-    else:
-        cache = f"[pages, page size, {kv_row}]"
-        slots = f"[kv slots, kv rows, {kv_row}]"
-    return {
-        "cache": cache,
-        "kv_slots": slots,
-        "new_kv": f"[tokens, {kv_row}]",
-        "queries": f"[tokens, {query_row}]",
-        "query_slots": f"[2, query block, {query_row}]",
-        "scales": "f32[scales]; SMEM",
-    }
+    factors = {name.upper(): each.factor for name, each in arguments.items() if each.factor}
+    score_scale += units or ["* support.LOG2_E"]
+    return {"SCORE_SCALE": " ".join(score_scale), **scales, **factors}
 
 
 def _kernel_parameters(variant: Variant, shapes: dict[str, str]) -> list[tuple[str, str]]:
     """The operands of a kernel and their shapes, in the order pallas_call passes them."""
     cache, out = shapes["cache"], shapes["queries"]
-    parameters = [
+    updates_cache = stages.updates_cache(variant)
+    new_kv = [("new_kv_ref", f"{shapes['new_kv']}; HBM")]
+    cache_operand = [("_cache_operand_ref", f"{cache}; aliases cache_ref")]
+    cache_ref = ("cache_ref", f"{cache}; HBM")
+    out_ref = ("out_ref", f"{out}; HBM")
+    return [
         ("kv_lens_ref", "i32[sequences]; SMEM"),
         ("page_indices_ref", "i32[sequences * pages per sequence]; SMEM"),
         ("cu_q_lens_ref", "i32[sequences + 1]; SMEM"),
         ("bounds_ref", "i32[4]: 0, and the ends of decode, prefill and mixed; SMEM"),
-        ("scales_ref", shapes["scales"]),
+        ("scales_ref", "f32[scales]; SMEM"),
         ("queries_ref", f"{out}; HBM"),
-    ]
-    if stages.updates_cache(variant):
-        return [
-            *parameters,
-            ("new_kv_ref", f"{shapes['new_kv']}; HBM"),
-            ("_out_operand_ref", f"{out}; aliases out_ref"),
-            ("_cache_operand_ref", f"{cache}; aliases cache_ref"),
-            ("out_ref", f"{out}; HBM"),
-            ("cache_ref", f"{cache}; HBM"),
-        ]
-    return [
-        *parameters,
+        *(new_kv if updates_cache else []),
         ("_out_operand_ref", f"{out}; aliases out_ref"),
-        ("cache_ref", f"{cache}; HBM"),
-        ("out_ref", f"{out}; HBM"),
+        *([*cache_operand, out_ref, cache_ref] if updates_cache else [cache_ref, out_ref]),
     ]
 
 
 def _operands(variant: Variant) -> str:
     """The fields of a kernel's `Operands`, in order."""
     new_kv = "new_kv_ref, " if stages.updates_cache(variant) else ""
-    return (
-        f"kv_lens_ref, page_indices_ref, cu_q_lens_ref, queries_ref, {new_kv}out_ref, cache_ref"
-    )
-
-
-def _summary(variant: Variant) -> str:
-    """What a variant computes, in one line."""
-    words = "Ragged paged attention"
-    if variant.features:
-        words += " with " + " and ".join(_FEATURE_WORDS[name] for name in variant.features)
-    return f"{words}, over a {variant.kv_dtype} cache."
-
-
-def _docstring(variant: Variant) -> str:
-    """The docstring of a kernel module: what it computes and how, axis by axis."""
-    rows = [(path, _said(value)) for path, value in _axes_in_short(variant).items()]
-    width = max(len(path) for path, _ in rows)
-    table = "\n".join(f"    {path:{width}}  {value}" for path, value in rows)
-    return f"{_summary(variant)}\n\n{table}\n"
-
-
-def _axes_in_short(variant: Variant) -> dict[str, axes.AxisValue]:
-    """The value of every axis; one that all launches agree on is said once."""
-    facts = variant.facts
-    short = {path: value for path, value in facts.items() if not path.startswith("launches.")}
-    for axis in axes.PIPELINING_AXES:
-        by_launch = {
-            path: facts[path]
-            for path in (axes.launch_path(launch, axis.path) for launch in variant.launches)
-        }
-        agreed = len(set(by_launch.values())) == 1
-        short |= {axis.path: next(iter(by_launch.values()))} if agreed else by_launch
-    return short
-
-
-def _said(value: axes.AxisValue) -> str:
-    if isinstance(value, tuple):
-        return ", ".join(value) or "none"
-    return str(value)
-
-
-def _record(variant: Variant, module: str = "") -> str:
-    """The record of a variant in the emitted package, as an expression.
-
-    `module` goes before the names of the record's classes.
-    """
-    launches = ", ".join(f"({name!r}, {module}{plan!r})" for name, plan in variant.launches.items())
-    own = ", ".join(f"{field}={getattr(variant, field)!r}" for field in RECORD_FIELDS)
-    return f"{module}Variant({own}, launches=({launches},))"
+    return f"kv_lens_ref, page_indices_ref, cu_q_lens_ref, queries_ref, {new_kv}out_ref, cache_ref"
 
 
 def _budget_source() -> str:

@@ -20,12 +20,34 @@ AxisValue = str | int | tuple[str, ...]
 
 
 @dataclasses.dataclass(frozen=True)
+class Argument:
+    """The argument by which a call gives a feature its number; it has the feature's name.
+
+    is_static: whether it is known when the call is traced. If not, it may be a traced scalar, and
+        kernels find `factor` (an expression) among their scales, under its name in capitals.
+    score_unit: what the score scale is multiplied or divided with, in place of log2(e).
+    """
+
+    type: str
+    doc: str
+    is_static: bool = True
+    factor: str = ""
+    score_unit: str = ""
+
+
+@dataclasses.dataclass(frozen=True)
 class Value:
-    """One value an axis offers: how specs write it, how names say it, and what it means."""
+    """One value an axis offers: how specs write it, how names say it, and what it means.
+
+    For features: asked_by is the condition on a call's arguments that asks for it, and argument
+    the one that it adds to a variant's own entry point.
+    """
 
     name: str | int
     label: str
     doc: str
+    asked_by: str = ""
+    argument: Argument | None = None
 
 
 @dataclasses.dataclass(frozen=True)
@@ -100,10 +122,33 @@ AXES = (
         "features",
         "What the attention computes beyond causal attention over a growing cache.",
         (
-            Value("sliding_window", "sliding_window", "a query sees the last keys only"),
-            Value("soft_cap", "soft_cap", "scores pass through cap * tanh(score / cap)"),
-            Value("bidirectional", "bidirectional", "no causal mask"),
-            Value("kv_share", "kv_share", "all KV is in the cache already: nothing is written"),
+            Value(
+                "sliding_window",
+                "sliding_window",
+                "a query sees the last keys only",
+                "sliding_window is not None",
+                Argument("int", "a query at position q sees keys after q - sliding_window"),
+            ),
+            Value(
+                "soft_cap",
+                "soft_cap",
+                "scores pass through cap * tanh(score / cap)",
+                "soft_cap is not None",
+                Argument(
+                    "Any",
+                    "bound of the scores; a number or a traced scalar",
+                    is_static=False,
+                    factor="soft_cap * support.LOG2_E",
+                    score_unit="/ soft_cap",
+                ),
+            ),
+            Value("bidirectional", "bidirectional", "no causal mask", "not use_causal_mask"),
+            Value(
+                "kv_share",
+                "kv_share",
+                "all KV is in the cache already: nothing is written",
+                "not update_kv_cache",
+            ),
         ),
         in_key=True,
         is_set=True,

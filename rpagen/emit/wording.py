@@ -1,0 +1,183 @@
+"""What emitted modules say in words: docstrings, shapes in comments, records of variants."""
+
+from __future__ import annotations
+
+from rpagen.emit import stages
+from rpagen.spec import axes, budget
+from rpagen.spec.model import BIT_WIDTHS, Variant
+
+RECORD_FIELDS = (
+    "name",
+    "family",
+    "layout",
+    "query_dtype",
+    "kv_dtype",
+    "quantization",
+    "features",
+    "numerics",
+    "generations",
+    "is_default",
+)
+"""The fields of a variant that its record in the emitted package has, besides its launches."""
+
+# The call whose budget a docstring gives: one layer of an 8B model.
+_EXAMPLE = {"kv_heads": 8, "group": 4, "head_dim": 128}
+_EXAMPLE_PAGE_SIZE = 64
+_EXAMPLE_PAGES = 128
+_EXAMPLE_SEQUENCES = 64
+_EXAMPLE_TOKENS = 2048
+_EXAMPLE_CHUNK = 512
+_EXAMPLE_GENERATION = "v6e"
+
+
+def summary(variant: Variant) -> str:
+    """What a variant computes, in one line."""
+    features = ", ".join(feature.replace("_", " ") for feature in variant.features)
+    kind = f" ({features})" if features else ""
+    return f"Ragged paged attention{kind} over a {variant.kv_dtype} cache."
+
+
+def docstring(variant: Variant) -> str:
+    """The docstring of a kernel module: its axes, its operands and what its scratch takes."""
+    return "\n".join(
+        [
+            summary(variant),
+            "",
+            "Axes:",
+            *_columns([(path, _said(value)) for path, value in _axes_in_short(variant).items()]),
+            "",
+            "Operands and results:",
+            *_columns(_operands(variant)),
+            "",
+            *_budget(variant),
+            "",
+        ]
+    )
+
+
+def shapes(variant: Variant) -> dict[str, str]:
+    """The shapes that comments in a module say, by what has them."""
+    kv_row = {
+        1: "2 * kv heads, 1, head dim",
+        2: "kv heads, 2, head dim",
+        4: "ceil(kv heads / 2), 4, head dim",
+    }[variant.kv_packing]
+    query_row = f"kv heads * group / {variant.query_packing}, {variant.query_packing}, head dim"
+    if variant.layout == "head_major":
+        cache = "[pages, 2 * kv heads, page size, head dim]"
+        slots = "[kv slots, 2 * kv heads, kv rows, head dim]"
+    else:
+        cache = f"[pages, page size, {kv_row}]"
+        slots = f"[kv slots, kv rows, {kv_row}]"
+    return {
+        "cache": cache,
+        "kv_slots": slots,
+        "new_kv": f"[tokens, {kv_row}]",
+        "queries": f"[tokens, {query_row}]",
+        "query_slots": f"[2, query block, {query_row}]",
+    }
+
+
+def key_dtypes(variant: Variant) -> str:
+    """The dtypes in which a variant takes keys and values."""
+    return variant.kv_dtype + (", or wider" if stages.is_quantized(variant) else "")
+
+
+def record(variant: Variant, module: str = "") -> str:
+    """The record of a variant in the emitted package, as an expression.
+
+    `module` goes before the names of the record's classes.
+    """
+    launches = ", ".join(
+        f"({name!r}, {module}{plan!r})" for name, plan in variant.launches.items()
+    )
+    own = ", ".join(f"{field}={getattr(variant, field)!r}" for field in RECORD_FIELDS)
+    return f"{module}Variant({own}, launches=({launches},))"
+
+
+def _axes_in_short(variant: Variant) -> dict[str, axes.AxisValue]:
+    """The value of every axis; one that all launches agree on is said once."""
+    facts = variant.facts
+    short = {path: value for path, value in facts.items() if not path.startswith("launches.")}
+    for axis in axes.PIPELINING_AXES:
+        paths = [axes.launch_path(launch, axis.path) for launch in variant.launches]
+        by_launch = {path: facts[path] for path in paths}
+        agreed = len(set(by_launch.values())) == 1
+        short |= {axis.path: by_launch[paths[0]]} if agreed else by_launch
+    return short
+
+
+def _operands(variant: Variant) -> list[tuple[str, str]]:
+    """The operands and results of a module's `ragged_paged_attention`, and their shapes."""
+    cache = shapes(variant)["cache"].replace("head dim", "align(head dim, 128)")
+    return [
+        ("queries, out", f"[tokens, query heads, head dim] {variant.query_dtype}"),
+        ("keys, values", f"[tokens, kv heads, head dim] {key_dtypes(variant)}"),
+        ("kv_cache", f"{cache} {variant.kv_dtype}"),
+        ("kv_lens", "[sequences] int32"),
+        ("page_indices", "[sequences * pages per sequence] int32"),
+        ("cu_q_lens", "[sequences + 1] int32"),
+        ("distribution", "[3] int32"),
+    ]
+
+
+def _budget(variant: Variant) -> list[str]:
+    """The default blocks and the scratch of each launch, for one usual call."""
+    kv_row_bytes = _kv_row_bytes(variant)
+    sizes = {
+        **_EXAMPLE,
+        "query_bytes": BIT_WIDTHS[variant.query_dtype] // 8,
+        "kv_row_bytes": kv_row_bytes,
+    }
+    rows = [("launch", "query block", "KV block", "query tile", "compute block", "VMEM")]
+    for launch, plan in variant.launches.items():
+        static_tokens = {"decode": 1, "prefill": _EXAMPLE_CHUNK}.get(launch)
+        blocks = budget.default_blocks(
+            launch,
+            vmem_limit_bytes=budget.VMEM_BYTES[_EXAMPLE_GENERATION],
+            static_tokens=static_tokens,
+            tokens=_EXAMPLE_TOKENS,
+            max_keys=_EXAMPLE_PAGES * _EXAMPLE_PAGE_SIZE,
+            page_size=_EXAMPLE_PAGE_SIZE,
+            kv_slots=plan.kv_slots,
+            **sizes,
+        )
+        query_block, kv_block, _, compute_block = blocks
+        vmem = budget.vmem_bytes(
+            kv_slots=plan.kv_slots,
+            query_block=query_block,
+            kv_block=kv_block,
+            compute_block=compute_block,
+            **sizes,
+        )
+        rows.append((launch, *map(str, blocks), f"{vmem / 2**20:.1f} MiB"))
+    smem = budget.smem_bytes(_EXAMPLE_SEQUENCES, _EXAMPLE_PAGES)
+    return [
+        f"Default blocks (tokens) and scratch on {_EXAMPLE_GENERATION} with"
+        f" {_EXAMPLE['kv_heads'] * _EXAMPLE['group']} query heads, {_EXAMPLE['kv_heads']} kv heads,",
+        f"head dim {_EXAMPLE['head_dim']}, {_EXAMPLE_SEQUENCES} sequences, and"
+        f" {_EXAMPLE_PAGES} pages of {_EXAMPLE_PAGE_SIZE} for each, which take"
+        f" {smem / 2**10:.0f} KiB of SMEM:",
+        *_columns(rows),
+    ]
+
+
+def _kv_row_bytes(variant: Variant) -> int:
+    """What K and V of all heads take for one token, in the call that a docstring speaks of."""
+    heads = 2 * _EXAMPLE["kv_heads"]
+    return heads * _EXAMPLE["head_dim"] * BIT_WIDTHS[variant.kv_dtype] // 8
+
+
+def _columns(rows: list[tuple[str, ...]]) -> list[str]:
+    """Rows as indented lines, their cells one below the other."""
+    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+    return [
+        "    " + "  ".join(f"{cell:{width}}" for cell, width in zip(row, widths, strict=True)).rstrip()
+        for row in rows
+    ]
+
+
+def _said(value: axes.AxisValue) -> str:
+    if isinstance(value, tuple):
+        return ", ".join(value) or "none"
+    return str(value)
