@@ -48,4 +48,3 @@ def kernel_mode(on_tpu: bool) -> Callable[..., contextlib.AbstractContextManager
         return tpu_interpret_mode(**options)
 
     return mode
-

@@ -8,8 +8,9 @@ from pathlib import Path
 
 import pytest
 
-from rpagen.emit import check, generate, plan, render
+from rpagen.emit import check, generate, inputs, plan, render
 from rpagen.emit.render import Module
+from rpagen.spec.model import Catalogue
 
 ONE = "rpa_kernels/one.py"
 TWO = "rpa_kernels/two.py"
@@ -55,20 +56,22 @@ class Emitted:
 def emitted(tmp_path, monkeypatch) -> Emitted:
     state = Emitted(tmp_path / "out", {ONE: BODY.format(number=1), TWO: BODY.format(number=2)})
 
-    def modules(variants):
+    def modules(catalogue):
         return tuple(
             Module(path, state.origins.get(path, "specs/families/rpa.yaml:1"))
             for path in sorted(state.texts)
         )
 
-    def rendered(module, variants):
+    def rendered(module, catalogue):
         state.rendered.append(module.path)
         return state.texts[module.path]
 
-    monkeypatch.setattr(plan.expand, "load_variants", lambda specs, tiers: ())
+    monkeypatch.setattr(plan.expand, "load_catalogue", lambda specs, tiers: Catalogue((), ()))
     monkeypatch.setattr(render, "modules", modules)
     monkeypatch.setattr(
         render, "inputs", lambda module, _: state.inputs.get(module.path, state.texts[module.path])
     )
     monkeypatch.setattr(render, "render", rendered)
+    # The real one is remembered, which must not happen while a test has replaced the templates.
+    monkeypatch.setattr(inputs, "_generator_digest", lambda: "templates and sources")
     return state

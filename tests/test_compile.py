@@ -1,4 +1,4 @@
-"""Every core variant through the real TPU compiler, at small blocks; the plainest at its defaults."""
+"""Every core variant through the real TPU compiler at small blocks, one also at its defaults."""
 
 from __future__ import annotations
 

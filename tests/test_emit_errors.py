@@ -1,5 +1,11 @@
 """What an author of templates reads after a mistake: the place, the mistake, and no traceback."""
 
+import os
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
 import jinja2
 import pytest
 from emit_fixtures import BODY, ONE, TWO
@@ -111,21 +117,30 @@ def test_many_problems_are_cut(emitted):
     assert lines[-1] == "and 5 more"
 
 
-def test_several_processes_say_what_one_says(emitted):
-    """The stand-in reaches the workers only where they are forked."""
-    import multiprocessing
+def test_several_processes_say_what_one_says(tmp_path):
+    root = Path(__file__).parent.parent
+    for name in ("rpagen", "specs", "templates"):
+        shutil.copytree(root / name, tmp_path / name)
+    shutil.copy(root / "pyproject.toml", tmp_path)
+    path = tmp_path / "templates/module.py.j2"
+    path.write_text("import os\n{{ varient }}\n" + path.read_text())
 
-    if multiprocessing.get_start_method() != "fork":
-        pytest.skip("workers are not forked here")
+    def generate(jobs: int) -> subprocess.CompletedProcess:
+        command = [sys.executable, "-m", "rpagen", "generate", "--jobs", str(jobs)]
+        return subprocess.run(command, cwd=tmp_path, capture_output=True, text=True)
+
+    alone, together = generate(1), generate(2)
+    assert (together.returncode, together.stderr) == (alone.returncode, alone.stderr)
+    assert "error: nothing was written:\ntemplates/module.py.j2:2: UndefinedError" in alone.stderr
+    assert not (tmp_path / "generated").exists()
+
+
+def test_a_killed_process_is_an_error(emitted, monkeypatch):
     emitted.texts = {f"rpa_kernels/m{number}.py": BODY.format(number=number) for number in range(9)}
-    modules = render.modules(())
-    alone = bodies.make(modules, (), jobs=1)
-    seen = []
-    together = bodies.make(modules, (), jobs=2, progress=lambda done, total: seen.append(done))
-    assert together == alone
-    assert list(together) == [module.path for module in modules]
-    assert seen == list(range(1, 10))
+    monkeypatch.setattr(bodies, "_start_worker", _die)
+    with pytest.raises(EmitError, match=r"--jobs 1"):
+        bodies.make(render.modules(()), (), jobs=2)
 
-    emitted.texts["rpa_kernels/m5.py"] = "import os\n"
-    with pytest.raises(EmitError, match=r"m5.py:8: `os`"):
-        bodies.make(modules, (), jobs=2)
+
+def _die(_):
+    os._exit(1)

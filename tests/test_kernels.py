@@ -46,7 +46,7 @@ _LAST_GROUP: list[tuple[str, str]] = []
 @pytest.mark.parametrize(("variant", "case"), _cases())
 def test_kernel_computes_what_the_reference_does(variant: Variant, case: cases.Case, kernel_mode):
     inputs = cases.build(case, variant.key)
-    with kernel_mode():
+    with kernel_mode(detect_races=True):
         out, kv_cache = rpa_kernels.ragged_paged_attention(
             *map(jnp.asarray, inputs.arrays), variant=variant.name, **inputs.kernel_kwargs
         )

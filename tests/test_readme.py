@@ -41,7 +41,11 @@ def test_the_python_example_runs():
     (example,) = blocks("python")
     environment = os.environ | {"PYTHONPATH": f"{ROOT}{os.pathsep}{ROOT / 'generated'}"}
     done = subprocess.run(
-        [sys.executable, "-c", example], env=environment, capture_output=True, text=True, check=False
+        [sys.executable, "-c", example],
+        env=environment,
+        capture_output=True,
+        text=True,
+        check=False,
     )
     assert done.stdout == "(6, 8, 128) bfloat16\n", done.stderr
 
@@ -62,5 +66,7 @@ def test_the_spec_example_adds_the_variant_it_says(tmp_path: Path):
         check=False,
     )
     assert done.returncode == 0, done.stderr
-    (name,) = re.findall(r"generated/rpa_kernels/(\w+_bidirectional)\.py", (ROOT / "README.md").read_text())
+    (name,) = re.findall(
+        r"generated/rpa_kernels/(\w+_bidirectional)\.py", (ROOT / "README.md").read_text()
+    )
     assert (tmp_path / f"generated/rpa_kernels/{name}.py").exists()

@@ -7,7 +7,9 @@ processes.
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
+import multiprocessing
 import os
 import signal
 from collections.abc import Callable, Iterator, Sequence
@@ -18,7 +20,7 @@ from rpagen.emit import header, lint, mistakes, render
 from rpagen.emit.format import formatted
 from rpagen.emit.mistakes import EmitError, Problem
 from rpagen.emit.render import Module
-from rpagen.spec.model import Variant
+from rpagen.spec.model import Catalogue
 
 Progress = Callable[[int, int], None]
 """Called with how many of how many modules are done."""
@@ -37,7 +39,7 @@ class Body:
 
 def make(
     modules: Sequence[Module],
-    variants: tuple[Variant, ...],
+    catalogue: Catalogue,
     jobs: int | None = None,
     progress: Progress = lambda done, total: None,
 ) -> dict[str, str]:
@@ -47,17 +49,17 @@ def make(
         EmitError: a template is wrong, or a body is no Python or breaks a rule of `lint`.
     """
     bodies = []
-    for body in _made(modules, variants, jobs or os.cpu_count() or 1):
+    for body in _made(modules, catalogue, jobs or os.cpu_count() or 1):
         bodies.append(body)
         progress(len(bodies), len(modules))
     mistakes.refuse(problem for body in bodies for problem in body.problems)
     return {module.path: body.text for module, body in zip(modules, bodies, strict=True)}
 
 
-def make_one(module: Module, variants: tuple[Variant, ...]) -> Body:
+def make_one(module: Module, catalogue: Catalogue) -> Body:
     """The finished body of one module, or its problems."""
     try:
-        text = render.render(module, variants)
+        text = render.render(module, catalogue)
     except Exception as error:
         problem = mistakes.in_template(error, asked_for=module.path)
         if problem is None:
@@ -74,29 +76,44 @@ def make_one(module: Module, variants: tuple[Variant, ...]) -> Body:
     return Body(text, tuple(problems))
 
 
-def _made(modules: Sequence[Module], variants: tuple[Variant, ...], jobs: int) -> Iterator[Body]:
+def _made(modules: Sequence[Module], catalogue: Catalogue, jobs: int) -> Iterator[Body]:
     if jobs == 1 or len(modules) < FEWEST_FOR_A_POOL:
         for module in modules:
-            yield make_one(module, variants)
+            yield make_one(module, catalogue)
         return
-    pool = ProcessPoolExecutor(jobs, initializer=_start_worker, initargs=(variants,))
+    # Not forked: the caller may have threads, such as those of jax, which a fork would hang on.
+    context = multiprocessing.get_context("spawn")
+    pool = ProcessPoolExecutor(
+        min(jobs, len(modules)), context, initializer=_start_worker, initargs=(catalogue,)
+    )
     try:
-        yield from pool.map(_work, modules)
+        with _interrupts_held_back():
+            bodies = pool.map(_work, modules)
+        yield from bodies
     except BrokenProcessPool:
         raise EmitError("a process that renders was killed; try again with --jobs 1") from None
     finally:
         pool.shutdown(cancel_futures=True)
 
 
-_worker_variants: tuple[Variant, ...] = ()
+@contextlib.contextmanager
+def _interrupts_held_back() -> Iterator[None]:
+    """Start processes that Ctrl-C does not reach: it is their parent's to deal with."""
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
+    try:
+        yield
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
 
 
-def _start_worker(variants: tuple[Variant, ...]) -> None:
-    """Hand a worker the variants once, and leave Ctrl-C to its parent."""
-    global _worker_variants
-    _worker_variants = variants
-    signal.signal(signal.SIGINT, signal.SIG_IGN)
+_worker_catalogue = Catalogue((), ())
+
+
+def _start_worker(catalogue: Catalogue) -> None:
+    """Hand a worker the catalogue once, rather than with every module."""
+    global _worker_catalogue
+    _worker_catalogue = catalogue
 
 
 def _work(module: Module) -> Body:
-    return make_one(module, _worker_variants)
+    return make_one(module, _worker_catalogue)

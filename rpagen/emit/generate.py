@@ -50,7 +50,7 @@ def generate(
     package.refuse_foreign(root)
     wanted = plan.make(root, specs, tier)
     due = [found.module for found in wanted.found if force or found.must_render]
-    made = bodies.make(due, wanted.variants, jobs, progress)
+    made = bodies.make(due, wanted.catalogue, jobs, progress)
 
     texts = {}
     entries = []

@@ -16,7 +16,7 @@ from rpagen.emit.format import black_version
 from rpagen.emit.header import Header
 from rpagen.emit.render import Module
 from rpagen.spec import expand
-from rpagen.spec.model import TIERS, Variant
+from rpagen.spec.model import TIERS, Catalogue
 
 TIER_CHOICES = {**{tier: (tier,) for tier in TIERS}, "all": TIERS}
 DEFAULT_TIER = TIERS[0]
@@ -64,7 +64,7 @@ class Plan:
     """
 
     root: Path
-    variants: tuple[Variant, ...]
+    catalogue: Catalogue
     found: tuple[Found, ...]
     orphans: dict[str, bool]
 
@@ -75,17 +75,17 @@ def make(root: Path, specs: Path, tier: str = DEFAULT_TIER) -> Plan:
     Raises:
         SpecError: a spec is wrong.
     """
-    variants = expand.load_variants(specs, TIER_CHOICES[tier])
-    modules = render.modules(variants)
-    found = tuple(_find(root, module, variants, tier) for module in modules)
-    return Plan(root, variants, found, _orphans(root, [module.path for module in modules]))
+    catalogue = expand.load_catalogue(specs, TIER_CHOICES[tier])
+    modules = render.modules(catalogue)
+    found = tuple(_find(root, module, catalogue, tier) for module in modules)
+    return Plan(root, catalogue, found, _orphans(root, [module.path for module in modules]))
 
 
-def _find(root: Path, module: Module, variants: tuple[Variant, ...], tier: str) -> Found:
+def _find(root: Path, module: Module, catalogue: Catalogue, tier: str) -> Found:
     expected = Header(
         origin=module.origin,
         command="rpagen generate" + (f" --tier {tier}" if tier != DEFAULT_TIER else ""),
-        inputs=inputs.digest(render.inputs(module, variants)),
+        inputs=inputs.digest(render.inputs(module, catalogue)),
         generator=rpagen.__version__,
         black=black_version(),
     )

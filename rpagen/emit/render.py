@@ -8,13 +8,12 @@ from __future__ import annotations
 import dataclasses
 import functools
 import inspect
-import pprint
 
 import jinja2
 
 from rpagen.emit import resources, stages, wording
-from rpagen.spec import axes, budget, rules
-from rpagen.spec.model import FEATURES, Variant
+from rpagen.spec import axes, budget
+from rpagen.spec.model import FEATURES, Catalogue, Variant
 
 PACKAGE = "rpa_kernels"
 
@@ -35,31 +34,35 @@ class Module:
 _OVERTAKEN = {1: "the item before it", 2: "the second item before it"}
 """By attention depth, the work item whose step 2 waits for a step 1."""
 
+REGISTRY = f"{PACKAGE}/registry.py"
 SHARED_MODULES = {
     f"{PACKAGE}/__init__.py": "init.py.j2",
-    f"{PACKAGE}/registry.py": "registry.py.j2",
+    REGISTRY: "registry.py.j2",
     f"{PACKAGE}/support.py": "support.py.j2",
 }
 
 
-def modules(variants: tuple[Variant, ...]) -> tuple[Module, ...]:
+def modules(catalogue: Catalogue) -> tuple[Module, ...]:
     """Every Python file of the package, in the order of their paths."""
     shared = [Module(path, f"templates/{name}") for path, name in SHARED_MODULES.items()]
     kernels = [
         Module(f"{PACKAGE}/{variant.name}.py", f"{variant.mark.file}:{variant.mark.line}", variant)
-        for variant in variants
+        for variant in catalogue.variants
     ]
     return tuple(sorted([*shared, *kernels], key=lambda module: module.path))
 
 
-def inputs(module: Module, variants: tuple[Variant, ...]) -> str:
+def inputs(module: Module, catalogue: Catalogue) -> str:
     """Canonical text of everything from the specs that the module's body depends on."""
     if module.variant is not None:
-        return _canonical(module.variant)
-    return "\n".join(_canonical(variant) for variant in variants)
+        return wording.record(module.variant)
+    if module.path == REGISTRY:
+        records = [wording.record(variant) for variant in catalogue.variants]
+        return repr((records, _exclusions(catalogue)))
+    return ""
 
 
-def render(module: Module, variants: tuple[Variant, ...]) -> str:
+def render(module: Module, catalogue: Catalogue) -> str:
     """The body of a module: no header, not formatted.
 
     Raises:
@@ -70,10 +73,11 @@ def render(module: Module, variants: tuple[Variant, ...]) -> str:
     template = environment().get_template(SHARED_MODULES[module.path])
     return template.render(
         budget=_budget_source(),
-        variants=variants,
-        records={variant.name: wording.record(variant) for variant in variants},
-        exclusions=[(repr(dict(rule.when)), repr(rule.reason)) for rule in rules.RULES],
+        variants=catalogue.variants,
+        records={variant.name: wording.record(variant) for variant in catalogue.variants},
         known_features=repr(FEATURES),
+        exclusions=_exclusions(catalogue),
+        features=axes.BY_PATH["features"].values,
     )
 
 
@@ -166,7 +170,7 @@ def _context(variant: Variant) -> dict[str, object]:
         ),
         "kernel_parameters": _kernel_parameters(variant, shapes),
         "operands": _operands(variant),
-        "key_dtypes": variant.kv_dtype + (f" or wider, to be quantized" if is_quantized else ""),
+        "key_dtypes": wording.key_dtypes(variant),
         "entry_summary": wording.summary(variant),
         "docstring": wording.docstring(variant),
         "variant_record": f"VARIANT = {wording.record(variant, 'support.')}",
@@ -233,5 +237,6 @@ def _budget_source() -> str:
     return source[source.index("LANES =") :].rstrip()
 
 
-def _canonical(variant: Variant) -> str:
-    return pprint.pformat(dataclasses.asdict(variant), width=100)
+def _exclusions(catalogue: Catalogue) -> list[tuple[str, str]]:
+    """What is excluded, and why, as expressions."""
+    return [(repr(dict(each.when)), repr(each.reason)) for each in catalogue.exclusions]

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from rpagen.emit import stages
 from rpagen.spec import axes, budget
 from rpagen.spec.model import BIT_WIDTHS, Variant
@@ -88,9 +90,7 @@ def record(variant: Variant, module: str = "") -> str:
 
     `module` goes before the names of the record's classes.
     """
-    launches = ", ".join(
-        f"({name!r}, {module}{plan!r})" for name, plan in variant.launches.items()
-    )
+    launches = ", ".join(f"({name!r}, {module}{plan!r})" for name, plan in variant.launches.items())
     own = ", ".join(f"{field}={getattr(variant, field)!r}" for field in RECORD_FIELDS)
     return f"{module}Variant({own}, launches=({launches},))"
 
@@ -129,7 +129,9 @@ def _budget(variant: Variant) -> list[str]:
         "query_bytes": BIT_WIDTHS[variant.query_dtype] // 8,
         "kv_row_bytes": kv_row_bytes,
     }
-    rows = [("launch", "query block", "KV block", "query tile", "compute block", "VMEM")]
+    rows: list[tuple[str, ...]] = [
+        ("launch", "query block", "KV block", "query tile", "compute block", "VMEM")
+    ]
     for launch, plan in variant.launches.items():
         static_tokens = {"decode": 1, "prefill": _EXAMPLE_CHUNK}.get(launch)
         blocks = budget.default_blocks(
@@ -152,9 +154,10 @@ def _budget(variant: Variant) -> list[str]:
         )
         rows.append((launch, *map(str, blocks), f"{vmem / 2**20:.1f} MiB"))
     smem = budget.smem_bytes(_EXAMPLE_SEQUENCES, _EXAMPLE_PAGES)
+    kv_heads, query_heads = _EXAMPLE["kv_heads"], _EXAMPLE["kv_heads"] * _EXAMPLE["group"]
     return [
         f"Default blocks (tokens) and scratch on {_EXAMPLE_GENERATION} with"
-        f" {_EXAMPLE['kv_heads'] * _EXAMPLE['group']} query heads, {_EXAMPLE['kv_heads']} kv heads,",
+        f" {query_heads} query heads, {kv_heads} kv heads,",
         f"head dim {_EXAMPLE['head_dim']}, {_EXAMPLE_SEQUENCES} sequences, and"
         f" {_EXAMPLE_PAGES} pages of {_EXAMPLE_PAGE_SIZE} for each, which take"
         f" {smem / 2**10:.0f} KiB of SMEM:",
@@ -168,11 +171,12 @@ def _kv_row_bytes(variant: Variant) -> int:
     return heads * _EXAMPLE["head_dim"] * BIT_WIDTHS[variant.kv_dtype] // 8
 
 
-def _columns(rows: list[tuple[str, ...]]) -> list[str]:
+def _columns(rows: Sequence[tuple[str, ...]]) -> list[str]:
     """Rows as indented lines, their cells one below the other."""
     widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
     return [
-        "    " + "  ".join(f"{cell:{width}}" for cell, width in zip(row, widths, strict=True)).rstrip()
+        "    "
+        + "  ".join(f"{cell:{width}}" for cell, width in zip(row, widths, strict=True)).rstrip()
         for row in rows
     ]
 

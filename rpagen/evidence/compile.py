@@ -75,12 +75,11 @@ def compile_variant(module: Any, generation: str, shape: CallShape, **options: A
         (1,),
         ("x",),
         axis_types=(AxisType.Auto,),
-        abstract_device=AbstractDevice(
-            device_kind=device.device_kind, num_cores=1, platform="tpu"
-        ),
+        abstract_device=AbstractDevice(device_kind=device.device_kind, num_cores=1, platform="tpu"),
     )
     one_device = Mesh(np.array([device]), ("x",), axis_types=(AxisType.Auto,))
-    sharding = NamedSharding(one_device, PartitionSpec())
+    whole: Any = PartitionSpec  # it has no types of its own
+    sharding = NamedSharding(one_device, whole())
     start = time.monotonic()
     with jax.sharding.use_abstract_mesh(mesh):
         lowered = (
@@ -104,7 +103,8 @@ def compile_variant(module: Any, generation: str, shape: CallShape, **options: A
 
 def operands_of(module: Any, shape: CallShape) -> tuple[jax.ShapeDtypeStruct, ...]:
     """Shapes and dtypes of the operands of a call, with keys and values as wide as the queries."""
-    variant, struct, int32 = module.VARIANT, jax.ShapeDtypeStruct, jnp.int32
+    variant, int32 = module.VARIANT, jnp.int32
+    struct: Any = jax.ShapeDtypeStruct  # it has no types of its own
     query_dtype = jnp.dtype(variant.query_dtype)
     cache_shape = module.support.kv_cache_shape(
         shape.sequences * shape.pages_per_sequence,

@@ -20,6 +20,7 @@ from rpagen.spec import axes, load, names, prove, rules
 from rpagen.spec.model import (
     LAUNCHES,
     TIERS,
+    Catalogue,
     Combo,
     Facts,
     Family,
@@ -42,8 +43,21 @@ def load_variants(
     Raises:
       SpecError: a spec is wrong, or two families get in each other's way.
     """
-    variants = expand_all(load.load_families(specs_dir))
-    return tuple(variant for variant in variants if variant.tier in tiers)
+    return load_catalogue(specs_dir, tiers).variants
+
+
+def load_catalogue(
+    specs_dir: str | os.PathLike[str], tiers: Sequence[str] = (TIERS[0],)
+) -> Catalogue:
+    """Those variants, and the exclusions of all families and of the rules.
+
+    Raises:
+      SpecError: as for `load_variants`.
+    """
+    families = load.load_families(specs_dir)
+    of_families = tuple(each for family in families for each in family.exclusions)
+    variants = tuple(variant for variant in expand_all(families) if variant.tier in tiers)
+    return Catalogue(variants, rules.RULES + of_families)
 
 
 def expand_all(families: Iterable[Family]) -> tuple[Variant, ...]:

@@ -186,6 +186,14 @@ class Variant:
         return feature in self.features
 
 
+@dataclasses.dataclass(frozen=True)
+class Catalogue:
+    """All that the specs ask for: the variants to emit, and why others are not offered."""
+
+    variants: tuple[Variant, ...]
+    exclusions: tuple[Exclusion, ...]
+
+
 def packing(dtype: str) -> int:
     """Values of `dtype` per 32-bit word."""
     return 32 // BIT_WIDTHS[dtype]
