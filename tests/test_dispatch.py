@@ -534,6 +534,21 @@ def test_a_miss_on_one_generation_only(monkeypatch):
     )
 
 
+def test_exclusions_are_those_of_the_rules_and_of_all_families(monkeypatch):
+    assert (
+        tuple((dict(each.when), each.reason) for each in expand.load_catalogue(SPECS).exclusions)
+        == registry.EXCLUSIONS
+    )
+    # One that names an axis that no call decides says nothing of a call.
+    of_families = (
+        ({"features": (("soft_cap", "kv_share"),)}, "together they are of no use"),
+        ({"features": (("soft_cap",),), "pipelining.kv_slots": (3,)}, "three slots are slow"),
+    )
+    monkeypatch.setattr(registry, "EXCLUSIONS", registry.EXCLUSIONS + of_families)
+    text = refused(*operands(), soft_cap=1.0, use_causal_mask=False, update_kv_cache=False)
+    assert text.endswith("it is not offered:\n  together they are of no use")
+
+
 def test_a_named_variant_that_computes_something_else():
     assert refused(*operands(), variant="rpa_int8_soft_cap") == (
         "variant rpa_int8_soft_cap does not compute this call:\n"

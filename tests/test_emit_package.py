@@ -1,5 +1,6 @@
 """The real package: what is checked in is what the specs and templates at hand emit."""
 
+import dataclasses
 import os
 import shutil
 import subprocess

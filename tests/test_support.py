@@ -595,6 +595,17 @@ def traced(module: Any, shape: aot.CallShape, **options: Any) -> list[Any]:
     return list(pallas_calls(jaxpr.jaxpr))
 
 
+@pytest.mark.parametrize(("distribution", "launches"), [((0, 0, 0), 0), ((4, 4, 4), 1)])
+def test_nothing_is_traced_for_a_part_that_is_known_to_be_empty(distribution, launches):
+    *arrays, _ = operands().values()
+    call = functools.partial(
+        rpa_kernels.ragged_paged_attention, distribution=np.array(distribution, np.int32)
+    )
+    with tpu_mesh("TPU v6 lite"):
+        jaxpr = jax.make_jaxpr(call)(*arrays)
+    assert len(list(pallas_calls(jaxpr.jaxpr))) == launches
+
+
 @pytest.mark.parametrize(
     "name",
     ["rpa", "rpa_float32", "rpa_int8", "rpa_head_major", "rpa_kv_slots3", "rpa_wait_per_page"],
