@@ -126,14 +126,14 @@ def text_of(error: type[Exception], function: Any, *args: Any, **kwargs: Any) ->
     return str(caught.value)
 
 
-def refused(*arrays: Any, **options: Any) -> str:
+def traced(*arrays: Any, **options: Any) -> Any:
+    """The shapes that a call returns."""
     with tpu_mesh():
-        return text_of(
-            rpa_kernels.UnsupportedVariantError,
-            rpa_kernels.ragged_paged_attention,
-            *arrays,
-            **options,
-        )
+        return jax.eval_shape(lambda: rpa_kernels.ragged_paged_attention(*arrays, **options))
+
+
+def refused(*arrays: Any, **options: Any) -> str:
+    return text_of(rpa_kernels.UnsupportedVariantError, traced, *arrays, **options)
 
 
 # --- arguments -----------------------------------------------------------------------------------
@@ -260,33 +260,32 @@ def test_old_block_sizes_that_are_none(dispatched, name, value):
         ),
     ],
 )
-def test_options_that_are_not_right(dispatched, options, text):
-    assert text_of(ValueError, dispatched, *operands(), **options) == text
+def test_options_that_are_not_right(options, text):
+    assert text_of(ValueError, traced, *operands(), **options) == text
 
 
 @pytest.mark.parametrize("name", ["q_scale", "k_scale", "v_scale"])
-def test_scales_that_are_not_positive(dispatched, name):
+def test_scales_that_are_not_positive(name):
     arrays = operands(kv_dtype="float8_e4m3fn")
-    assert text_of(ValueError, dispatched, *arrays, **{name: 0.0}) == (
+    assert text_of(ValueError, traced, *arrays, **{name: 0.0}) == (
         f"{name} is 0.0; expected a number above zero"
     )
 
 
-def test_traced_scalars_are_handed_on_as_float32(dispatched):
+def test_scalars_may_be_traced_and_are_multiplied_in_float32():
     """All but the window, which decides how many blocks there are."""
     arrays = operands(kv_dtype="float8_e4m3fn")
-    handed_on = {}
 
-    def call(scale: jax.Array) -> None:
-        _, options = dispatched(*arrays, sm_scale=scale, soft_cap=scale, k_scale=scale)
-        handed_on.update(
-            {name: options[name].dtype for name in ("sm_scale", "soft_cap", "k_scale")}
-        )
-        assert options["v_scale"] == 1.0
+    def call(scale: jax.Array) -> Any:
+        options = dict.fromkeys(("sm_scale", "soft_cap", "k_scale", "v_scale"), scale)
+        return rpa_kernels.ragged_paged_attention(*arrays, **options)
 
-    jax.eval_shape(call, jnp.asarray(2.0, jnp.bfloat16))
-    assert handed_on == dict.fromkeys(handed_on, jnp.float32)
-    window = jax.jit(lambda size: dispatched(*operands(), sliding_window=size))
+    with tpu_mesh():
+        jaxpr = jax.make_jaxpr(call)(jnp.asarray(2.0, jnp.bfloat16)).jaxpr
+    products = [each for each in jaxpr.eqns if each.primitive.name in ("mul", "div")]
+    assert products and {each.outvars[0].aval.dtype for each in products} == {jnp.dtype("float32")}
+
+    window = jax.jit(lambda size: traced(*operands(), sliding_window=size))
     assert text_of(ValueError, window, 3).startswith("sliding_window is traced; expected a whole")
 
 

@@ -231,15 +231,15 @@ def test_an_operand_that_does_not_fit(name, array, text):
             8,
             3,
             64,
-            "queries have 8 heads, and keys 3; expected a multiple of those: pad the query heads of"
-            " each kv head to the same number",
+            "queries have 8 heads; expected a multiple of 3, the heads of keys: pad the query heads"
+            " of each kv head to the same number",
         ),
         (
             2,
             4,
             64,
-            "queries have 2 heads, and keys 4; expected a multiple of those: pad the query heads of"
-            " each kv head to the same number",
+            "queries have 2 heads; expected a multiple of 4, the heads of keys: pad the query heads"
+            " of each kv head to the same number",
         ),
         (
             8,
@@ -285,6 +285,12 @@ def test_layouts_by_rank():
     assert support.layout_of(cache) == "head_major"
     assert support.layout_of(operands()["kv_cache"]) == "head_interleaved"
     assert support.check_operands(HEAD_MAJOR, **operands(kv_cache=cache)).page_size == 16
+    # The compiler refuses pages that begin within a word.
+    odd = np.zeros((10, 4, 15, 128), jnp.bfloat16)
+    assert text_of(ValueError, support.check_operands, HEAD_MAJOR, **operands(kv_cache=odd)) == (
+        "kv_cache has pages of 15 tokens; expected a multiple of 2, since head_major packs the"
+        " tokens of a page: give 16"
+    )
     assert text_of(ValueError, support.layout_of, np.zeros((3, 4))) == (
         "kv_cache has shape [3, 4]; expected one of 4 or 5 axes: make it with"
         " get_kv_cache_shape(...)"
@@ -548,7 +554,9 @@ def test_vmem_that_does_not_suffice():
         "the decode launch needs 2147520512"
         + text.format(blocks=(1, 1 << 20, 1, 512), limit=128 << 20)
     )
-    # Default blocks keep to a smaller limit as long as they can.
+    # A limit is no larger than VMEM is.
+    assert plan(vmem_limit_bytes=1 << 40) == plan()
+    # Default blocks keep to a smaller one as long as they can.
     assert plan(vmem_limit_bytes=1 << 20)[1].kv_block == 48
     assert plan(vmem_limit_bytes=100_000, distribution=np.array([4, 4, 4]))[0].kv_block == 16
     assert text_of(ValueError, plan, vmem_limit_bytes=1000) == (
