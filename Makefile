@@ -27,7 +27,7 @@ check: venv ## tell which emitted files are missing, stale, orphaned or edited b
 	@$(PY) -m rpagen check
 
 test: generate ## emit what is out of date, then run all tests; ARGS= goes to pytest
-	$(PY) -m pytest -n 2 $(ARGS)
+	$(PY) -m pytest -n 2 --dist loadgroup $(ARGS)
 
 lint: venv ## ruff and mypy over the generator and its tests
 	$(PY) -m ruff check rpagen tests

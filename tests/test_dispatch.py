@@ -189,7 +189,7 @@ def test_options_are_handed_on(dispatched):
     assert options == {
         "sm_scale": 0.5,
         "chunk_prefill_size": 4,
-        "out_dtype": jnp.float32,
+        "out_dtype": "float32",
         "vmem_limit_bytes": 1 << 20,
         "d_block_sizes": (1, 16, 1, 16),
         "p_block_sizes": (4, 32, 4, 32),

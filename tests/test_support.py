@@ -745,7 +745,7 @@ def test_derivatives_and_batches_are_refused():
 
 
 def test_kernels_count_in_32_bits():
-    guarded = support.refuse_gradients(lambda x: x + jnp.arange(x.shape[0]))
+    guarded = support.for_inference(lambda x: x + jnp.arange(x.shape[0]))
     with jax.enable_x64(True):
         assert guarded(jnp.arange(3, dtype=jnp.int32)).dtype == jnp.int32
         traced_too = jax.jit(guarded)(jnp.arange(3, dtype=jnp.int32))

@@ -133,7 +133,12 @@ def _context(variant: Variant) -> dict[str, object]:
         "variant": variant,
         "updates_cache": updates_cache,
         "quantized": is_quantized,
+        "takes_wider_keys": variant.kv_dtype != "float32",
         "quantized_queries": quantizes_queries,
+        "scale_arguments": [
+            *(["q_scale"] if quantizes_queries else []),
+            *(["k_scale", "v_scale"] if is_quantized else []),
+        ],
         "arguments": arguments,
         "launch_fields": static,
         "make_launch": f"functools.partial(Launch, {makes})" if static else "support.Launch",

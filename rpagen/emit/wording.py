@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from rpagen.emit import stages
 from rpagen.spec import axes, budget
 from rpagen.spec.model import BIT_WIDTHS, Variant
 
@@ -36,7 +35,7 @@ def summary(variant: Variant) -> str:
     """What a variant computes, in one line."""
     features = ", ".join(feature.replace("_", " ") for feature in variant.features)
     kind = f" ({features})" if features else ""
-    return f"Ragged paged attention{kind} over a {variant.kv_dtype} cache."
+    return f"Ragged paged attention{kind} over a cache of {variant.kv_dtype}."
 
 
 def docstring(variant: Variant) -> str:
@@ -82,7 +81,7 @@ def shapes(variant: Variant) -> dict[str, str]:
 
 def key_dtypes(variant: Variant) -> str:
     """The dtypes in which a variant takes keys and values."""
-    return variant.kv_dtype + (", or wider" if stages.is_quantized(variant) else "")
+    return variant.kv_dtype + (", or wider" if variant.kv_dtype != "float32" else "")
 
 
 def record(variant: Variant, module: str = "") -> str:

@@ -198,12 +198,12 @@ MHA3_PAGE4 = Geometry(
     sliding_window=5,
     soft_cap=1.5,
 )
-# One kv head, seven query heads: a group that fills no tile.
+# One large kv head, seven query heads: a group that fills no tile.
 MQA7_PAGE8 = Geometry(
     name="mqa7_page8",
     num_q_heads=7,
     num_kv_heads=1,
-    head_dim=64,
+    head_dim=256,
     page_size=8,
     pages_per_seq=13,
     num_pages=48,
@@ -217,12 +217,12 @@ MQA7_PAGE8 = Geometry(
     sliding_window=8,
     soft_cap=4.0,
 )
-# Many and large heads, pages as large as a compute block.
+# Many heads, pages as large as a compute block.
 GQA8_PAGE64 = Geometry(
     name="gqa8_page64",
     num_q_heads=64,
     num_kv_heads=8,
-    head_dim=256,
+    head_dim=64,
     page_size=64,
     pages_per_seq=3,
     num_pages=12,
@@ -231,7 +231,7 @@ GQA8_PAGE64 = Geometry(
     chunk_prefill_size=4,
     decode_blocks=(1, 128, 1, 64),
     prefill_blocks=(4, 128, 4, 64),
-    mixed_blocks=(4, 128, 2, 64),
+    mixed_blocks=(4, 128, 4, 64),
     sm_scale=0.09,
     sliding_window=65,
     soft_cap=2.5,

@@ -34,6 +34,11 @@ class Argument:
     factor: str = ""
     score_unit: str = ""
 
+    @property
+    def check(self) -> str:
+        """The function of the emitted `support` that checks it."""
+        return "check_size" if self.is_static else "check_positive"
+
 
 @dataclasses.dataclass(frozen=True)
 class Value:

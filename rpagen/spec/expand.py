@@ -55,7 +55,12 @@ def load_catalogue(
       SpecError: as for `load_variants`.
     """
     families = load.load_families(specs_dir)
-    of_families = tuple(each for family in families for each in family.exclusions)
+    # A family speaks of its own layout, unless it says another.
+    of_families = tuple(
+        dataclasses.replace(each, when={"layout": (family.defaults["layout"].value,), **each.when})
+        for family in families
+        for each in family.exclusions
+    )
     variants = tuple(variant for variant in expand_all(families) if variant.tier in tiers)
     return Catalogue(variants, rules.RULES + of_families)
 
