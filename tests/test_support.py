@@ -200,7 +200,11 @@ BFLOAT16 = "convert it with .astype(jnp.bfloat16)"
         ),
         # Dtypes.
         ("queries", np.zeros((6, 8, 64), np.float32), f"is float32; expected bfloat16: {BFLOAT16}"),
-        ("keys", np.zeros((6, 2, 64), np.float32), f"is float32; expected bfloat16: {BFLOAT16}"),
+        (
+            "keys",
+            np.zeros((6, 2, 64), np.float16),
+            f"is float16; expected bfloat16 or float32: {BFLOAT16}",
+        ),
         ("values", np.zeros((6, 2, 64), np.int8), f"is int8; expected bfloat16: {BFLOAT16}"),
         (
             "kv_cache",
