@@ -298,6 +298,10 @@ def test_a_long_line_is_found():
     assert broken("VARIANT = 1\n# " + "x" * 99 + "\n") == [(2, "long-line")]
 
 
+def test_the_name_of_a_variant_may_be_as_long_as_its_spec_makes_it():
+    assert broken('NAME = "' + "x" * 99 + '"\nVARIANT = NAME\n') == []
+
+
 def test_findings_come_in_the_order_of_lines_and_say_the_rule():
     found = lint.lint("LANES = 1\nimport os\n")
     assert [str(finding) for finding in found] == [

@@ -132,6 +132,7 @@ STAGES = (
     Stage("records", _always("paged")),
     Stage("turns", _always("slots")),
     Stage("span", _always("kv_blocks")),
+    Stage("span", _always("cached_and_new"), is_used=updates_cache),
     Stage("span", _always("one_token"), ONE_TOKEN),
     Stage("span", _always("several_tokens"), SEVERAL_TOKENS),
     Stage("fetch_queries", _always("one_token"), ONE_TOKEN),
