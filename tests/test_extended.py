@@ -1,4 +1,4 @@
-"""Variants that are emitted on demand: all of them render and lint, and a choice of them computes."""
+"""Variants that are emitted on demand: all of them render and lint, and some of them compute."""
 
 from __future__ import annotations
 
