@@ -20,9 +20,10 @@ def pytest_configure(config: pytest.Config) -> None:
     has_tpu = any(Path("/dev").glob("accel*")) or any(Path("/dev/vfio").glob("[0-9]*"))
     if not (has_tpu or config.getoption("--tpu")):
         os.environ.setdefault("JAX_PLATFORMS", "cpu")
-    # The interpreter's programs run once or twice: compiling them well takes longer than it saves.
-    flags = os.environ.get("XLA_FLAGS", "")
-    os.environ["XLA_FLAGS"] = f"{flags} --xla_backend_optimization_level=0"
+        # The interpreter's programs run once or twice: to compile them well takes longer than it
+        # saves.
+        flags = os.environ.get("XLA_FLAGS", "")
+        os.environ["XLA_FLAGS"] = f"{flags} --xla_backend_optimization_level=0"
 
 
 @pytest.fixture(scope="session")

@@ -349,14 +349,13 @@ def test_numbers_are_scalars(value):
 
 
 @pytest.mark.parametrize("dtype", ["bfloat16", "float16", "float32", "int32"])
-def test_scalar_arrays_are_float32_traced_or_not(dtype):
+def test_traced_scalars_are_float32(dtype):
     """In their own dtype a product with them would be rounded to it."""
     value = jnp.asarray(3, dtype)
-    for scalar in (
-        support.check_scalar("sm_scale", value),
-        jax.jit(lambda each: support.check_positive("k_scale", each))(value),
-    ):
-        assert scalar.dtype == jnp.float32 and scalar == 3
+    scalar = jax.jit(lambda each: support.check_positive("k_scale", each))(value)
+    assert scalar.dtype == jnp.float32 and scalar == 3
+    known = support.check_scalar("sm_scale", value)
+    assert type(known) is float and known == 3.0
 
 
 @pytest.mark.parametrize(
@@ -371,7 +370,8 @@ def test_scalar_arrays_are_float32_traced_or_not(dtype):
         ([1.0], "[1.0]"),
         (np.ones(1), "float64[1]"),
         (jnp.ones((2, 3)), "float32[2, 3]"),
-        (jnp.asarray(True), "bool[]"),
+        (jnp.asarray(True), "True"),
+        (jnp.float32(math.nan), "nan"),
     ],
 )
 def test_what_is_no_scalar(value, said):
@@ -392,8 +392,15 @@ def test_output_dtypes():
     queries = operands()["queries"]
     assert support.check_out_dtype(None, queries) == jnp.bfloat16
     assert support.check_out_dtype(None, queries.astype(np.float64)) == jnp.float32
-    for dtype in ("float32", jnp.float32, np.dtype("float16"), "float8_e4m3fn"):
+    for dtype in ("bfloat16", jnp.bfloat16, "float8_e4m3fn"):
         assert support.check_out_dtype(dtype, queries) == jnp.dtype(dtype)
+    for dtype in ("float32", np.dtype("float16"), "bfloat16"):
+        of_float32 = queries.astype(np.float32)
+        assert support.check_out_dtype(dtype, of_float32) == jnp.dtype(dtype)
+    assert text_of(ValueError, support.check_out_dtype, jnp.float32, queries) == (
+        "out_dtype is float32; expected one no finer than bfloat16, the dtype of queries, to which"
+        " kernels round: convert the output, or give the queries in float32"
+    )
     for dtype in ("float33", "float64", "int8", 3):
         assert text_of(ValueError, support.check_out_dtype, dtype, queries) == (
             f"out_dtype is {dtype!r}; expected a floating dtype of at most 32 bits, such as"
@@ -704,8 +711,8 @@ def test_a_tpu_without_kernels():
 
 ON_CPU = (
     "this kernel runs on TPUs, and the backend is cpu: to run it here, slowly, wrap the call in"
-    " pltpu.force_tpu_interpret_mode(); to compile it for a TPU that is not here, trace it under an"
-    " abstract mesh of that TPU"
+    " rpagen.evidence.interpreter.tpu_interpret_mode(); to compile it for a TPU that is not here,"
+    " trace it under an abstract mesh of that TPU"
 )
 
 

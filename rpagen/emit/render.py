@@ -13,7 +13,7 @@ import jinja2
 
 from rpagen.emit import resources, stages, wording
 from rpagen.spec import axes, budget
-from rpagen.spec.model import FEATURES, Catalogue, Variant
+from rpagen.spec.model import Catalogue, Variant
 
 PACKAGE = "rpa_kernels"
 
@@ -75,7 +75,6 @@ def render(module: Module, catalogue: Catalogue) -> str:
         budget=_budget_source(),
         variants=catalogue.variants,
         records={variant.name: wording.record(variant) for variant in catalogue.variants},
-        known_features=repr(FEATURES),
         exclusions=_exclusions(catalogue),
         features=axes.BY_PATH["features"].values,
     )
@@ -153,6 +152,9 @@ def _context(variant: Variant) -> dict[str, object]:
         # Arguments that only some variants pass along.
         "new_kv_argument": "new_kv, " if updates_cache else "",
         "launch_where_updated": ", launch" if updates_cache else "",
+        "span_where_windowed": "span, " if variant.has("sliding_window") else "",
+        "masked_tile": "tile" if stages.masks_by_position(variant) else "_",
+        "visible_to": "span, tile, " if stages.masks_by_position(variant) else "",
         "launch_where_windowed": ", launch" if variant.has("sliding_window") else "",
         "scales": "scales_ref, " if is_quantized else "",
         "value_scale": "scales_ref[VALUE_SCALE]" if is_quantized else "1.0",

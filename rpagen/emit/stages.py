@@ -55,6 +55,11 @@ def updates_cache(variant: Variant) -> bool:
     return variant.layout == "head_interleaved" and not variant.has("kv_share")
 
 
+def masks_by_position(variant: Variant) -> bool:
+    """Whether the queries of a sequence with several tokens see different keys."""
+    return not variant.has("bidirectional") or variant.has("sliding_window")
+
+
 def is_quantized(variant: Variant) -> bool:
     """Whether the cache holds codes that stand for values times a scale."""
     return variant.quantization != "none"
@@ -88,6 +93,7 @@ def uses(variant: Variant) -> Iterator[Use]:
 def _choice(stage: Stage, variant: Variant, plan: Pipelining) -> str:
     folder = resources.templates_dir() / "stages" / stage.folder
     named = [feature for feature in variant.features if (folder / f"{feature}.py.j2").exists()]
+    assert len(named) < 2, f"{' and '.join(named)} want the stage {stage.folder} of {variant.name}"
     return named[0] if named else stage.choose(variant, plan)
 
 
@@ -126,6 +132,12 @@ def _always(choice: str) -> Choose:
 
 def _by_layout(variant: Variant, plan: Pipelining) -> str:
     return variant.layout
+
+
+def _mask(variant: Variant, plan: Pipelining) -> str:
+    if variant.has("bidirectional"):
+        return "window" if variant.has("sliding_window") else "all_keys"
+    return "causal_window" if variant.has("sliding_window") else "causal"
 
 
 STAGES = (
@@ -174,7 +186,9 @@ STAGES = (
         ),
     ),
     Stage("dequantize", _always("cast"), is_used=is_quantized),
-    Stage("mask", _always("visible")),
+    Stage("mask", _always("one_token"), ONE_TOKEN),
+    Stage("mask", _always("positions"), SEVERAL_TOKENS, is_used=masks_by_position),
+    Stage("mask", _mask, SEVERAL_TOKENS),
     Stage("scores", _always("plain")),
     Stage("softmax", _always("online")),
     Stage("accumulate", _always("rescale")),

@@ -63,7 +63,8 @@ def shapes(variant: Variant) -> dict[str, str]:
         2: "kv heads, 2, head dim",
         4: "ceil(kv heads / 2), 4, head dim",
     }[variant.kv_packing]
-    query_row = f"kv heads * group / {variant.query_packing}, {variant.query_packing}, head dim"
+    query_words = {1: "query heads", 2: "query heads / 2"}[variant.query_packing]
+    query_row = f"{query_words}, {variant.query_packing}, head dim"
     if variant.layout == "head_major":
         cache = "[pages, 2 * kv heads, page size, head dim]"
         slots = "[kv slots, 2 * kv heads, kv rows, head dim]"
