@@ -73,9 +73,9 @@ def test_case_is_a_valid_call(case):
 
 def test_geometries_cover_heads_and_pages():
     geometries = {case.geometry for case in cases.NAMED_CASES}
-    assert {g.num_q_heads // g.num_kv_heads for g in geometries} == {1, 4, 7, 8}
+    assert {g.num_q_heads // g.num_kv_heads for g in geometries} == {1, 3, 4, 7, 8}
     assert {g.num_kv_heads for g in geometries} == {1, 2, 3, 8}
-    assert {g.head_dim for g in geometries} == {64, 80, 128, 256}
+    assert {g.head_dim for g in geometries} == {64, 80, 96, 128, 256}
     assert {g.page_size for g in geometries} == {4, 8, 16, 64}
     assert {g.chunk_prefill_size is None for g in geometries} == {True, False}
     for geometry in geometries:
@@ -84,8 +84,12 @@ def test_geometries_cover_heads_and_pages():
             geometry.prefill_blocks,
             geometry.mixed_blocks,
         ):
-            assert bq % bq_compute == 0 and bkv % bkv_compute == 0
+            assert bq % bq_compute == 0 and bkv_compute % 16 == 0
             assert bkv % geometry.page_size == 0
+    # Compute blocks that do not divide their KV block; chunks of several, uneven query blocks.
+    assert any(g.mixed_blocks[1] % g.mixed_blocks[3] for g in geometries)
+    chunked = [g for g in geometries if g.chunk_prefill_size]
+    assert any(g.chunk_prefill_size % g.prefill_blocks[0] for g in chunked)
     # A window that cuts through pages and compute blocks, and one that reaches past a block.
     assert any(g.sliding_window % g.page_size for g in geometries)
     assert any(g.sliding_window % g.mixed_blocks[3] for g in geometries)

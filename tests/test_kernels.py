@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 import rpa_kernels
 
-from rpagen.evidence import cases, tolerance
+from rpagen.evidence import cases, reference, tolerance
 from rpagen.spec import expand
 from rpagen.spec.model import Variant
 
@@ -49,10 +49,49 @@ def test_kernel_computes_what_the_reference_does(variant: Variant, case: cases.C
     check(variant, cases.build(case, variant.key), kernel_mode)
 
 
+@pytest.mark.parametrize("variant", VARIANTS, ids=lambda variant: variant.name)
+def test_copies_stay_in_bounds_when_they_run_at_once(variant: Variant, kernel_mode):
+    # Without the wait of a copy there is nothing to check its bounds: a copy of no rows has none.
+    inputs = cases.build(named("gqa3_three_ranges", variant), variant.key)
+    check(variant, inputs, kernel_mode, dma_execution_mode="eager")
+
+
+def test_a_million_tokens_of_context(kernel_mode):
+    page_size, window, tokens, ahead = 16, 20, np.array([1, 5]), 1 << 16
+    rng = np.random.default_rng(0)
+    queries = rng.standard_normal((6, 2, 128)).astype(jnp.bfloat16)
+    keys, values = rng.standard_normal((2, 6, 1, 128)).astype(jnp.bfloat16)
+    kv_cache = rng.standard_normal((12, page_size, 1, 2, 128)).astype(jnp.bfloat16)
+    table = rng.permutation(12)[:10].reshape(2, 5).astype(np.int32)
+    kv_lens = np.array([70, 77], np.int32)
+    starts = np.concatenate([[0], tokens.cumsum()]).astype(np.int32)
+    distribution = np.array([1, 1, 2], np.int32)
+    options = {"sm_scale": 0.1, "sliding_window": window}
+    expected = reference.reference(
+        *(queries, keys, values, kv_cache, kv_lens, table.ravel(), starts, distribution),
+        layout="head_interleaved",
+        **options,
+    )
+    # The same sequences behind 65,536 pages that no window reaches, and that are not there.
+    far = np.concatenate([np.full((2, ahead), -1, np.int32), table], axis=1)
+    far_lens = (kv_lens + ahead * page_size).astype(np.int32)
+    assert far_lens.min() > 1_048_576
+    with kernel_mode():
+        out, new_cache = rpa_kernels.ragged_paged_attention(
+            *map(jnp.asarray, (queries, keys, values, kv_cache, far_lens, far.ravel(), starts)),
+            jnp.asarray(distribution),
+            d_block_sizes=(1, 48, 1, 16),
+            m_block_sizes=(4, 48, 4, 16),
+            **options,
+        )
+        out, new_cache = np.asarray(out), np.asarray(new_cache)
+    tolerance.assert_same_bits(new_cache, expected.kv_cache)
+    tolerance.assert_close(out, expected, query_dtype="bfloat16")
+
+
 def test_wider_keys_and_values_are_rounded_once(kernel_mode):
     (variant,) = (each for each in VARIANTS if each.name == "rpa")
-    case = next(each for each in cases.cases_for(variant.key) if each.name == "gqa4_decode_only")
-    inputs = cases.build(case, variant.key)
+    inputs = cases.build(named("gqa4_decode_only", variant), variant.key)
     # Off the bfloat16 numbers, and some of them above the largest.
     keys = inputs.keys.astype(np.float32) * np.float32(1.001)
     values = inputs.values.astype(np.float32) * np.float32(0.999)
@@ -60,8 +99,12 @@ def test_wider_keys_and_values_are_rounded_once(kernel_mode):
     check(variant, dataclasses.replace(inputs, keys=keys, values=values), kernel_mode)
 
 
-def check(variant: Variant, inputs: cases.Inputs, kernel_mode) -> None:
-    with kernel_mode(detect_races=True):
+def named(name: str, variant: Variant) -> cases.Case:
+    return next(case for case in cases.cases_for(variant.key) if case.name == name)
+
+
+def check(variant: Variant, inputs: cases.Inputs, kernel_mode, **options: str) -> None:
+    with kernel_mode(detect_races=True, **options):
         out, kv_cache = rpa_kernels.ragged_paged_attention(
             *map(jnp.asarray, inputs.arrays), variant=variant.name, **inputs.kernel_kwargs
         )

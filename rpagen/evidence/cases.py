@@ -237,6 +237,27 @@ GQA8_PAGE64 = Geometry(
     soft_cap=2.5,
 )
 
+# Blocks that fit nothing else: several query blocks in a chunk, the last of them short; compute
+# blocks that do not divide the KV block; a group that fills no word; a window of two keys.
+GQA3_PAGE8 = Geometry(
+    name="gqa3_page8",
+    num_q_heads=6,
+    num_kv_heads=2,
+    head_dim=96,
+    page_size=8,
+    pages_per_seq=5,
+    num_pages=24,
+    max_seqs=8,
+    max_tokens=27,
+    chunk_prefill_size=10,
+    decode_blocks=(1, 24, 1, 16),
+    prefill_blocks=(4, 24, 2, 16),
+    mixed_blocks=(4, 24, 2, 16),
+    sm_scale=96**-0.5,
+    sliding_window=2,
+    soft_cap=3.0,
+)
+
 NAMED_CASES = (
     # All three ranges; (1, 32) and (16, 48) end on a page edge, (1, 17) and (1, 1) start a page.
     Case(
@@ -327,6 +348,14 @@ NAMED_CASES = (
         decode=((1, 192),),
         prefill=((3, 3),),
         mixed=((5, 69), (0, 64)),
+    ),
+    # A prefill sequence much shorter than its chunk takes turns far past its own keys.
+    Case(
+        name="gqa3_three_ranges",
+        geometry=GQA3_PAGE8,
+        decode=((1, 25), (1, 24)),
+        prefill=((3, 21), (10, 10), (0, 7), (7, 30)),
+        mixed=((5, 9),),
     ),
 )
 
