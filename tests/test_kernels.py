@@ -52,7 +52,7 @@ def test_kernel_computes_what_the_reference_does(variant: Variant, case: cases.C
 @pytest.mark.parametrize("variant", VARIANTS, ids=lambda variant: variant.name)
 def test_copies_stay_in_bounds_when_they_run_at_once(variant: Variant, kernel_mode):
     # Without the wait of a copy there is nothing to check its bounds: a copy of no rows has none.
-    inputs = cases.build(named("gqa3_three_ranges", variant), variant.key)
+    inputs = cases.build(named("gqa3_no_mixed", variant), variant.key)
     check(variant, inputs, kernel_mode, dma_execution_mode="eager")
 
 

@@ -349,13 +349,20 @@ NAMED_CASES = (
         prefill=((3, 3),),
         mixed=((5, 69), (0, 64)),
     ),
-    # A prefill sequence much shorter than its chunk takes turns far past its own keys.
+    # A prefill sequence much shorter than its chunk takes turns far past its own keys,
     Case(
         name="gqa3_three_ranges",
         geometry=GQA3_PAGE8,
         decode=((1, 25), (1, 24)),
         prefill=((3, 21), (10, 10), (0, 7), (7, 30)),
         mixed=((5, 9),),
+    ),
+    # and past the end of the array, where its tokens are the last.
+    Case(
+        name="gqa3_no_mixed",
+        geometry=GQA3_PAGE8,
+        decode=((1, 25), (1, 24), (1, 3), (1, 9)),
+        prefill=((10, 10), (10, 14), (3, 21)),
     ),
 )
 
