@@ -36,6 +36,7 @@ CHOSEN = (
     "rpa_decode_kv_slots3_decode_depth0",
     "rpa_float8_e4m3fn_sliding_window_kv_share",
     "rpa_sliding_window_bidirectional",
+    "rpa_head_major_wait_per_page",
     "rpa_float32_sliding_window_soft_cap",
     "rpa_float8_e5m2_query_scale_soft_cap",
     "rpa_sliding_window_decode_kv_slots3_decode_wait_per_page_prefill_depth0"

@@ -165,7 +165,7 @@ STAGES = (
         lambda variant, plan: f"{variant.layout}_{plan.dma_wait}",
         reads=("dma_wait", "new_kv_fetch"),
     ),
-    Stage("update_cache", _always("one_token"), ONE_TOKEN, ("dma_wait",), is_used=updates_cache),
+    Stage("update_cache", _always("one_token"), ONE_TOKEN, is_used=updates_cache),
     Stage(
         "update_cache",
         _always("several_tokens"),
@@ -212,11 +212,11 @@ STAGES = (
         SEVERAL_TOKENS,
         calls=("fetch_ahead", "wait_kv", "wait_update", "update_cache", "pipeline"),
     ),
-    Stage("wrapper", _always("run_launches")),
     Stage(
         "update_cache",
         _always("before_launches"),
         is_used=lambda variant: variant.layout == "head_major",
     ),
+    Stage("wrapper", _always("run_launches")),
     Stage("wrapper", _always("entry")),
 )

@@ -1,7 +1,6 @@
 """What may be combined, and why not: the one place that decides.
 
-The expander leaves out what a rule refuses, the dispatcher's error quotes its reason, and the
-docs list them. A family's own exclusions have the same shape, and `applies` serves both.
+The expander leaves out what a rule refuses, and the dispatcher's error quotes its reason. A family's own exclusions have the same shape, and `applies` serves both.
 """
 
 from __future__ import annotations
