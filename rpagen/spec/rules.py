@@ -1,6 +1,7 @@
 """What may be combined, and why not: the one place that decides.
 
-The expander leaves out what a rule refuses, and the dispatcher's error quotes its reason. A family's own exclusions have the same shape, and `applies` serves both.
+The expander leaves out what a rule refuses, and the dispatcher's error quotes its reason. A
+family's own exclusions have the same shape, and `applies` serves both.
 """
 
 from __future__ import annotations
