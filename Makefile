@@ -39,16 +39,16 @@ clean: ## remove .venv and all caches; what is checked in stays
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +
 
 venv:
-	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || \
-		{ echo 'error: rpagen needs Python 3.11 or newer: name one with PYTHON=' >&2; exit 2; }
+	@"$(PYTHON)" -c 'import sys; sys.exit(sys.version_info < (3, 11))' || \
+		{ echo 'error: rpagen needs Python 3.11 or newer: name one with PYTHON=, a path or a command' >&2; exit 2; }
 	@set -e; \
-	made_by="$$($(PYTHON) -c 'import sys; print("Python %d.%d" % sys.version_info[:2], "of", \
+	made_by="$$("$(PYTHON)" -c 'import sys; print("Python %d.%d" % sys.version_info[:2], "of", \
 		sys.base_prefix)') in $$(pwd -P)"; \
 	installed="$$(cat pyproject.toml constraints.txt | cksum)"; \
 	if ! grep -qsxF "$$made_by" $(STAMP); then \
 		echo "making .venv with $$made_by: this takes a minute"; \
 		rm -rf .venv; \
-		$(PYTHON) -m venv .venv; \
+		"$(PYTHON)" -m venv .venv; \
 	elif ! grep -qsxF "$$installed" $(STAMP); then \
 		echo "bringing .venv up to date"; \
 		rm -f $(STAMP); \

@@ -127,7 +127,8 @@ def _list(options: argparse.Namespace) -> int:
         _print_json([_record(variant) for variant in chosen])
         return ALL_WELL
     if not chosen:
-        print("no variant is like that", file=sys.stderr)
+        everywhere = "" if options.tier == "all" else f" in the tier {options.tier}; try --tier all"
+        print(f"no variant is like that{everywhere}", file=sys.stderr)
         return ALL_WELL
     headings = ("NAME", "LAYOUT", "QUERY", "KV", "QUANTIZATION", "FEATURES", "TIER", "DEFAULT")
     rows = [
@@ -174,6 +175,11 @@ def _output(options: argparse.Namespace) -> Path:
     checkout = resources.checkout()
     if checkout is None:
         raise RpagenError("rpagen does not run from its source checkout: say where with -o DIR")
+    if options.tier != plan.DEFAULT_TIER:
+        raise RpagenError(
+            f"{GENERATED}/ holds the tier {plan.DEFAULT_TIER}: say where to have the tier"
+            f" {options.tier} with -o DIR"
+        )
     return checkout / GENERATED
 
 

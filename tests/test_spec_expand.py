@@ -32,7 +32,7 @@ def refusal(folder: pathlib.Path, text: str) -> str:
 
 def test_core_of_the_first_families() -> None:
     """The names are public API: an engine may hold any of them."""
-    assert [variant.name for variant in expand.load_variants(SPECS)] == [
+    assert {variant.name for variant in expand.load_variants(SPECS)} >= {
         "rpa",
         "rpa_sliding_window",
         "rpa_soft_cap",
@@ -56,7 +56,7 @@ def test_core_of_the_first_families() -> None:
         "rpa_wait_per_page",
         "rpa_new_kv_predicated",
         "rpa_head_major",
-    ]
+    }
 
 
 def test_extended_tier_of_the_first_families() -> None:
