@@ -307,7 +307,11 @@ def test_list_knows_the_tiers(run):
 
 def test_list_of_nothing_says_so(run):
     status, out, err = run("list", "--kv-dtype", "int8", "--query-dtype", "float32")
-    assert (status, out, err) == (0, "", "no variant is like that\n")
+    assert (status, out, err) == (
+        0,
+        "",
+        "no variant is like that in the tier core; try --tier all\n",
+    )
 
 
 # --- schema --------------------------------------------------------------------------------------
@@ -349,3 +353,12 @@ def test_ctrl_c_is_quiet(tmp_path):
     out, err = process.communicate(timeout=60)
     assert (process.returncode, out, err) == (130, "", "")
     assert not any(tmp_path.rglob("*"))
+
+
+def test_the_checkout_holds_the_core_and_no_other_tier(run):
+    for verb in ("generate", "check"):
+        status, out, err = run(verb, "--tier", "extended")
+        assert (status, out) == (2, "")
+        assert err == (
+            "error: generated/ holds the tier core: say where to have the tier extended with -o DIR\n"
+        )
