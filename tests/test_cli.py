@@ -360,5 +360,6 @@ def test_the_checkout_holds_the_core_and_no_other_tier(run):
         status, out, err = run(verb, "--tier", "extended")
         assert (status, out) == (2, "")
         assert err == (
-            "error: generated/ holds the tier core: say where to have the tier extended with -o DIR\n"
+            "error: generated/ holds the tier core: say where to have the tier extended with -o"
+            " DIR\n"
         )
