@@ -19,7 +19,7 @@ from rpagen.emit import resources
 from rpagen.spec import expand, schema
 
 ROOT = Path(__file__).parent.parent
-VERBS = ("generate", "check", "list", "schema")
+VERBS = [verb.__name__.rpartition(".")[2] for verb in cli.VERBS]
 
 
 @pytest.fixture
@@ -76,7 +76,9 @@ def test_the_example_in_the_help_of_a_verb_works(run, verb, tmp_path):
     ("arguments", "said"),
     [
         ([], "the following arguments are required: VERB"),
-        (["paint"], "invalid choice: 'paint'"),
+        (["paint"], "invalid choice: 'paint' (choose from generate, check, "),
+        (["chek"], "invalid choice: 'chek' (did you mean check?)"),
+        (["list", "--kv-dtype", "int9"], "invalid choice: 'int9' (did you mean int8?)"),
         (["list", "--kv-dtype", "fp8"], "invalid choice: 'fp8'"),
         (["list", "--feature", "windows"], "invalid choice: 'windows'"),
         (["generate", "--jobs", "0"], "'0' is no number of processes"),

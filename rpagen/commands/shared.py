@@ -1,0 +1,105 @@
+"""What several verbs share: options, the places they speak of, and how they print."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import shlex
+import sys
+from pathlib import Path
+
+from rpagen.emit import plan, resources
+from rpagen.errors import RpagenError
+
+ALL_WELL = 0
+FELL_SHORT = 1
+
+GENERATED = "generated"
+SCHEMA = "schema.json"
+
+
+def add_specs(verb: argparse.ArgumentParser) -> None:
+    """Add `--specs`: where the families are."""
+    verb.add_argument(
+        "--specs",
+        type=Path,
+        default=resources.specs_dir(),
+        metavar="DIR",
+        help="the folder that holds families/ (default: the specs rpagen comes with)",
+    )
+
+
+def add_tier(verb: argparse.ArgumentParser) -> None:
+    """Add `--tier`: which of the variants."""
+    verb.add_argument(
+        "--tier",
+        choices=tuple(plan.TIER_CHOICES),
+        default=plan.DEFAULT_TIER,
+        help="which variants (default: %(default)s)",
+    )
+
+
+def add_package(verb: argparse.ArgumentParser) -> None:
+    """Add what says which package of kernels is meant: `--specs`, `--tier` and `-o`."""
+    add_specs(verb)
+    add_tier(verb)
+    verb.add_argument(
+        "-o",
+        dest="output",
+        metavar="DIR",
+        help=f"the folder of the package (default: {GENERATED}/ of the source checkout)",
+    )
+
+
+def add_json(verb: argparse.ArgumentParser) -> None:
+    """Add `--json`."""
+    verb.add_argument("--json", action="store_true", help="print JSON")
+
+
+def output(options: argparse.Namespace) -> Path:
+    """The folder that holds, or will hold, the emitted package."""
+    if options.output is not None:
+        return Path(options.output)
+    checkout = resources.checkout()
+    if checkout is None:
+        raise RpagenError("rpagen does not run from its source checkout: say where with -o DIR")
+    if options.tier != plan.DEFAULT_TIER:
+        raise RpagenError(
+            f"{GENERATED}/ holds the tier {plan.DEFAULT_TIER}: say where to have the tier"
+            f" {options.tier} with -o DIR"
+        )
+    return checkout / GENERATED
+
+
+def is_checked_in(options: argparse.Namespace) -> bool:
+    """Whether a command is about the files that the source checkout keeps."""
+    return options.output is None and options.specs == resources.specs_dir()
+
+
+def regenerate(options: argparse.Namespace) -> str:
+    """The command that brings up to date what a command looked at."""
+    words = ["rpagen", "generate"]
+    if options.tier != plan.DEFAULT_TIER:
+        words += ["--tier", options.tier]
+    if options.specs != resources.specs_dir():
+        words += ["--specs", str(options.specs)]
+    if options.output is not None:
+        words += ["-o", options.output]
+    return "make generate" if len(words) == 2 else shlex.join(words)
+
+
+def shown(path: Path) -> str:
+    """A path as a person at hand would type it."""
+    absolute = path.absolute()
+    here = Path.cwd()
+    return str(absolute.relative_to(here) if absolute.is_relative_to(here) else absolute)
+
+
+def print_json(value: object) -> None:
+    """Print a value as JSON."""
+    print(json.dumps(value, indent=2))
+
+
+def complain(problem: str) -> None:
+    """Say what went wrong, on standard error."""
+    print(f"error: {problem}", file=sys.stderr)
