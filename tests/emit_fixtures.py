@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from rpagen.emit import check, generate, inputs, plan, render
+from rpagen.emit import check, generate, inputs, plan, render, trace
 from rpagen.emit.render import Module
 from rpagen.spec.model import Catalogue
 
@@ -62,9 +62,12 @@ def emitted(tmp_path, monkeypatch) -> Emitted:
             for path in sorted(state.texts)
         )
 
-    def rendered(module, catalogue):
-        state.rendered.append(module.path)
-        return state.texts[module.path]
+    def rendered(module, catalogue, environment=None):
+        if environment is None:
+            state.rendered.append(module.path)
+            return state.texts[module.path]
+        # All of it from the first line of a template of its own.
+        return trace._mark(f"{Path(module.path).stem}.py.j2", 1) + state.texts[module.path]
 
     monkeypatch.setattr(plan.expand, "load_catalogue", lambda specs, tiers: Catalogue((), ()))
     monkeypatch.setattr(render, "modules", modules)

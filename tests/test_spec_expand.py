@@ -245,8 +245,8 @@ def test_targets_make_a_variant_of_their_own(tmp_path: pathlib.Path) -> None:
         "plain_depth1_v5e": (("v5e",), 1, False),
     }
     origins = variants["plain_v5e"].origins
-    assert origins["pipelining.attention.depth"].line == END + 5
-    assert origins["pipelining.kv_slots"].line == 11
+    assert origins["pipelining.attention.depth"].mark.line == END + 5
+    assert origins["pipelining.kv_slots"].mark.line == 11
 
 
 def test_origins_and_marks(tmp_path: pathlib.Path) -> None:
@@ -262,17 +262,20 @@ def test_origins_and_marks(tmp_path: pathlib.Path) -> None:
     assert variants["plain"].mark.line == END
     combined = variants["plain_int8_soft_cap"]
     assert str(combined.mark) == f"specs/families/plain.yaml:{END + 3}:5"
-    assert {path: (mark.line, mark.column) for path, mark in combined.origins.items()} | {
+    assert {path: (each.mark.line, each.mark.column) for path, each in combined.origins.items()} | {
         "layout": (4, 11),
         "kv.dtype": (END + 3, 15),
         "quantization": (END + 4, 19),
         "features": (END + 1, 18),
         "pipelining.attention.depth": (12, 24),
-    } == {path: (mark.line, mark.column) for path, mark in combined.origins.items()}
+    } == {path: (each.mark.line, each.mark.column) for path, each in combined.origins.items()}
     assert set(combined.origins) == set(axes.BY_PATH)
+    assert {combined.origins[path].field for path in ("layout", "kv.dtype", "features")} == {
+        *("defaults.layout", "combos.kv.dtype", "axes.features")
+    }
     decode = variants["plain_decode_kv_slots3"].origins
-    assert decode["launches.decode.pipelining.kv_slots"].line == END + 5
-    assert decode["launches.mixed.pipelining.kv_slots"].line == 11
+    assert decode["launches.decode.pipelining.kv_slots"].mark.line == END + 5
+    assert decode["launches.mixed.pipelining.kv_slots"].mark.line == 11
 
 
 def test_a_family_without_axes_is_marked_by_its_name(tmp_path: pathlib.Path) -> None:

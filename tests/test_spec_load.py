@@ -41,7 +41,7 @@ def test_reads_every_field(tmp_path: pathlib.Path) -> None:
     assert family.mark == model.Mark("specs/families/plain.yaml", 1, 1)
     assert family.generations == ("v6e", "v7x")
     assert family.defaults["pipelining.kv_slots"] == model.Setting(
-        2, model.Mark("specs/families/plain.yaml", 11, 15)
+        2, "defaults.pipelining.kv_slots", model.Mark("specs/families/plain.yaml", 11, 15)
     )
     assert family.defaults["launches.decode.pipelining.kv_slots"].value == 3
     assert [setting.value for setting in family.axes["features"]] == [

@@ -16,7 +16,7 @@ from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from concurrent.futures.process import BrokenProcessPool
 
-from rpagen.emit import header, lint, mistakes, render
+from rpagen.emit import lint, mistakes, render, trace
 from rpagen.emit.format import formatted
 from rpagen.emit.mistakes import EmitError, Problem
 from rpagen.emit.render import Module
@@ -60,19 +60,16 @@ def make_one(module: Module, catalogue: Catalogue) -> Body:
     """The finished body of one module, or its problems."""
     try:
         text = render.render(module, catalogue)
-    except Exception as error:
-        problem = mistakes.in_template(error, asked_for=module.path)
-        if problem is None:
-            raise  # no template had part in it: a fault of rpagen itself
-        return Body(problems=(problem,))
+    except render.Unfinished as unfinished:
+        return Body(problems=(mistakes.in_template(unfinished, module.path),))
     try:
         text = formatted(text)
     except SyntaxError as error:
-        return Body(problems=(mistakes.no_python(module.path, text, error),))
-    problems = (
-        mistakes.broken_rule(module.path, text, finding, header.LINES)
-        for finding in lint.lint(text)
-    )
+        source = trace.traced(module, catalogue)
+        return Body(problems=(mistakes.no_python(module.path, source, error),))
+    findings = list(lint.lint(text))
+    places = trace.places_of(text, trace.traced(module, catalogue)) if findings else {}
+    problems = (mistakes.broken_rule(module.path, text, each, places) for each in findings)
     return Body(text, tuple(problems))
 
 

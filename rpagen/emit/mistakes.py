@@ -8,13 +8,14 @@ from __future__ import annotations
 import dataclasses
 import traceback
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 
 import jinja2
 
-from rpagen.emit import resources
+from rpagen.emit import header, render, resources
 from rpagen.emit.lint import Finding
+from rpagen.emit.trace import Place, Traced
 from rpagen.errors import RpagenError
 
 SHOWN_PROBLEMS = 20
@@ -29,13 +30,13 @@ class EmitError(RpagenError):
 class Problem:
     """One mistake.
 
-    place: where it shows in an emitted module; empty where `said` names the template itself.
-    excerpt: the emitted text there. Modules that share a template share what is said and the
-    excerpt, which is how one mistake in many modules is known to be one.
+    said: what is wrong. template: the line of a template that it comes from, where that is known.
+    place: where it shows in an emitted module. excerpt: the emitted text there.
     """
 
     said: str
-    place: str = ""
+    template: str
+    place: str
     excerpt: str = ""
 
 
@@ -44,7 +45,7 @@ def refuse(problems: Iterable[Problem]) -> None:
     first: dict[tuple[str, str], Problem] = {}
     counts: Counter[tuple[str, str]] = Counter()
     for problem in problems:
-        key = (problem.said, problem.excerpt)
+        key = (problem.said, problem.template or problem.excerpt)
         first.setdefault(key, problem)
         counts[key] += 1
     if not first:
@@ -55,47 +56,62 @@ def refuse(problems: Iterable[Problem]) -> None:
     raise EmitError("\n".join(["nothing was written:", *shown]))
 
 
-def in_template(error: Exception, asked_for: str) -> Problem | None:
-    """The mistake in a template behind an error, or None when no template had part in it.
+def in_template(unfinished: render.Unfinished, path: str) -> Problem:
+    """The mistake in a template for which the file at `path` could not be finished.
 
-    asked_for: the file that was being made of the template.
+    Raises:
+        Exception: the cause itself, where no template had part in it: a fault of rpagen.
     """
-    place = _template_line(error)
+    error = unfinished.__cause__
+    assert error is not None
+    template = _template_line(error)
+    if template is None and not isinstance(error, jinja2.TemplateNotFound):
+        raise error
     if isinstance(error, jinja2.TemplateNotFound):
-        return Problem(f"{place or asked_for}: there is no template {error.name}")
-    return Problem(f"{place}: {type(error).__name__}: {error}") if place else None
+        said = f"there is no template {error.name}"
+    else:
+        said = f"{type(error).__name__}: {error}"
+    line = unfinished.text.count("\n") + 1
+    return Problem(said, template or "", f"{path}, line {line} as rendered")
 
 
-def broken_rule(path: str, text: str, finding: Finding, lines_above: int) -> Problem:
-    """A rule of `lint` that the body `text` of a module breaks, below its header."""
+def broken_rule(path: str, text: str, finding: Finding, places: Mapping[int, Place]) -> Problem:
+    """A rule of `lint` that the body `text` of a module breaks.
+
+    places: the template lines that printed the lines of the body.
+    """
+    place = places.get(finding.line)
     return Problem(
         f"{finding.message} [{finding.rule}]",
-        f"{path}:{finding.line + lines_above}",
+        str(place) if place else "",
+        f"{path}:{finding.line + header.LINES}",
         f"    {text.splitlines()[finding.line - 1]}",
     )
 
 
-def no_python(path: str, text: str, error: SyntaxError) -> Problem:
-    """Bad emitted text with the lines around it, and the template line it seems to come from."""
-    lines = text.splitlines()
+def no_python(path: str, source: Traced, error: SyntaxError) -> Problem:
+    """Bad emitted text with the lines around it, and the template line it comes from."""
+    lines = source.text.splitlines()
     number = min(error.lineno or 1, len(lines))
     first, last = max(number - _LINES_AROUND, 1), min(number + _LINES_AROUND, len(lines))
     around = (f"  {'>' if at == number else ' '} {lines[at - 1]}" for at in range(first, last + 1))
-    source = _likely_source(lines[number - 1]) if lines else None
     return Problem(
-        f"{error.msg}{f', probably from {source}' if source else ''}",
+        str(error.msg),
+        str(source.place_at(number)) if lines else "",
         f"{path}, line {number} as rendered",
         "\n".join(around),
     )
 
 
 def _shown(problem: Problem, count: int) -> str:
-    place = f"{problem.place}: " if problem.place else ""
     also = f" (and in {count - 1} more)" if count > 1 else ""
-    return "\n".join(filter(None, [f"{place}{problem.said}{also}", problem.excerpt]))
+    if not problem.template:
+        return "\n".join(filter(None, [f"{problem.place}: {problem.said}{also}", problem.excerpt]))
+    lines = [f"{problem.template}: {problem.said}", f"  in {problem.place}{also}", problem.excerpt]
+    return "\n".join(filter(None, lines))
 
 
-def _template_line(error: Exception) -> str | None:
+def _template_line(error: BaseException) -> str | None:
     """The innermost template file:line behind an error, or None when no template had part in it.
 
     jinja2 rewrites tracebacks so that they pass through the lines of templates; only an error in
@@ -114,14 +130,3 @@ def _below_root(file: str) -> str:
     path = Path(file)
     root = resources.root()
     return path.relative_to(root).as_posix() if path.is_relative_to(root) else file
-
-
-def _likely_source(line: str) -> str | None:
-    """The one template file:line that reads like an emitted line, if there is just one."""
-    places = [
-        f"{_below_root(str(path))}:{number}"
-        for path in sorted(resources.templates_dir().rglob("*.j2"))
-        for number, text in enumerate(path.read_text(encoding="utf-8").splitlines(), start=1)
-        if text.strip() == line.strip()
-    ]
-    return places[0] if len(places) == 1 else None

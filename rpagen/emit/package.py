@@ -47,11 +47,9 @@ def refuse_foreign(root: Path) -> None:
 
 def _rendered(name: str, template: str) -> str:
     try:
-        return render.environment().get_template(template).render(version=rpagen.__version__)
-    except Exception as error:
-        problem = mistakes.in_template(error, asked_for=name)
-        if problem is not None:
-            mistakes.refuse([problem])
+        return render.render_file(template, {"version": rpagen.__version__})
+    except render.Unfinished as unfinished:
+        mistakes.refuse([mistakes.in_template(unfinished, name)])
         raise
 
 

@@ -8,8 +8,10 @@ from __future__ import annotations
 import dataclasses
 import functools
 import inspect
+from collections.abc import Iterator, Mapping, Sequence
 
 import jinja2
+import jinja2.ext
 
 from rpagen.emit import resources, stages, wording
 from rpagen.spec import axes, budget
@@ -57,34 +59,69 @@ def inputs(module: Module, catalogue: Catalogue) -> str:
     if module.variant is not None:
         return wording.record(module.variant)
     if module.path == REGISTRY:
-        records = [wording.record(variant) for variant in catalogue.variants]
-        return repr((records, _exclusions(catalogue)))
+        return repr((list(_records(catalogue).values()), _exclusions(catalogue)))
     return ""
 
 
-def render(module: Module, catalogue: Catalogue) -> str:
+class Unfinished(Exception):
+    """A template failed, which is its cause; `text` is what the module had by then."""
+
+    def __init__(self, text: str) -> None:
+        super().__init__(text)
+        self.text = text
+
+
+def render(
+    module: Module, catalogue: Catalogue, environment: jinja2.Environment | None = None
+) -> str:
     """The body of a module: no header, not formatted.
 
+    environment: of the templates, when not the usual one.
+
     Raises:
-        jinja2.TemplateError: if a template is wrong.
+        Unfinished: a template is wrong.
     """
-    if module.variant is not None:
-        return _render_kernels(module.variant)
-    template = environment().get_template(SHARED_MODULES[module.path])
-    return template.render(
-        budget=_budget_source(),
-        variants=catalogue.variants,
-        records={variant.name: wording.record(variant) for variant in catalogue.variants},
-        exclusions=_exclusions(catalogue),
-        features=axes.BY_PATH["features"].values,
-    )
+    written: list[str] = []
+    pieces = _pieces(module, catalogue, environment or usual_environment(), written)
+    return _finished(pieces, written)
+
+
+def render_file(template: str, context: Mapping[str, object]) -> str:
+    """What a template makes that has nothing to do with variants.
+
+    Raises:
+        Unfinished: the template is wrong.
+    """
+
+    def pieces() -> Iterator[str]:
+        yield from usual_environment().get_template(template).generate(context)
+
+    return _finished(pieces(), [])
+
+
+def _finished(pieces: Iterator[str], written: list[str]) -> str:
+    """All pieces in one; those that are there are in `written`."""
+    try:
+        for piece in pieces:
+            written.append(piece)
+    except Exception as error:
+        raise Unfinished("".join(written)) from error
+    return "".join(written)
 
 
 @functools.cache
-def environment() -> jinja2.Environment:
-    """The environment of all templates: what is not defined is an error."""
+def usual_environment() -> jinja2.Environment:
+    """The environment of all templates."""
+    return make_environment()
+
+
+def make_environment(
+    extensions: Sequence[type[jinja2.ext.Extension]] = (),
+) -> jinja2.Environment:
+    """An environment of the templates: what is not defined is an error."""
     return jinja2.Environment(
         loader=jinja2.FileSystemLoader(resources.templates_dir()),
+        extensions=extensions,
         undefined=jinja2.StrictUndefined,
         trim_blocks=True,
         lstrip_blocks=True,
@@ -93,28 +130,62 @@ def environment() -> jinja2.Environment:
     )
 
 
-def _render_kernels(variant: Variant) -> str:
-    context = _context(variant)
-    rendered = []
+def _pieces(
+    module: Module, catalogue: Catalogue, environment: jinja2.Environment, written: list[str]
+) -> Iterator[str]:
+    """The body of a module as it comes; where a stage fails, what it had is left in `written`."""
+    if module.variant is None:
+        template = environment.get_template(SHARED_MODULES[module.path])
+        yield from template.generate(_shared_context(catalogue))
+    else:
+        context = _context(module.variant)
+        stages_in_turn = _stages(module.variant, context, environment, written)
+        template = environment.get_template("module.py.j2")
+        yield from template.generate(context, stages=stages_in_turn)
+
+
+def _stages(
+    variant: Variant,
+    context: Mapping[str, object],
+    environment: jinja2.Environment,
+    written: list[str],
+) -> Iterator[str]:
+    """The text of every stage of a variant, rendered when it is asked for."""
     for use in stages.uses(variant):
-        template = environment().get_template(use.template)
-        name = "_and_".join(use.launches)
-        waits_on_pages = variant.layout == "head_major" and use.pipelining.dma_wait == "aggregate"
-        rendered.append(
-            template.render(
-                context,
-                name=name,
-                of=use.suffixes,
-                pipelining=use.pipelining,
-                wait_update_arguments=(
-                    "kv, slot, launch" if use.pipelining.dma_wait == "per_page" else "kv, slot"
-                ),
-                wait_source="operands, " if waits_on_pages else "",
-                depth=use.pipelining.attention_depth,
-                overtaken=_OVERTAKEN.get(use.pipelining.attention_depth),
-            ).strip()
-        )
-    return environment().get_template("module.py.j2").render(context, stages=rendered)
+        done = len(written)
+        template = environment.get_template(use.template)
+        for piece in template.generate(context, **_context_of_use(variant, use)):
+            written.append(piece)
+        text = "".join(written[done:])
+        del written[done:]  # the module's template writes it, as a whole
+        yield text.strip()
+
+
+def _context_of_use(variant: Variant, use: stages.Use) -> dict[str, object]:
+    """What a stage prints besides, where launches differ."""
+    waits_on_pages = variant.layout == "head_major" and use.pipelining.dma_wait == "aggregate"
+    return {
+        "name": "_and_".join(use.launches),
+        "of": use.suffixes,
+        "pipelining": use.pipelining,
+        "wait_update_arguments": (
+            "kv, slot, launch" if use.pipelining.dma_wait == "per_page" else "kv, slot"
+        ),
+        "wait_source": "operands, " if waits_on_pages else "",
+        "depth": use.pipelining.attention_depth,
+        "overtaken": _OVERTAKEN.get(use.pipelining.attention_depth),
+    }
+
+
+def _shared_context(catalogue: Catalogue) -> dict[str, object]:
+    """What the modules print that all variants share."""
+    return {
+        "budget": _budget_source(),
+        "variants": catalogue.variants,
+        "records": _records(catalogue),
+        "exclusions": _exclusions(catalogue),
+        "features": axes.BY_PATH["features"].values,
+    }
 
 
 def _context(variant: Variant) -> dict[str, object]:
@@ -242,6 +313,11 @@ def _budget_source() -> str:
     """The budget functions, as they stand in `rpagen.spec.budget`."""
     source = inspect.getsource(budget)
     return source[source.index("LANES =") :].rstrip()
+
+
+def _records(catalogue: Catalogue) -> dict[str, str]:
+    """The record of every variant, by its name."""
+    return {variant.name: wording.record(variant) for variant in catalogue.variants}
 
 
 def _exclusions(catalogue: Catalogue) -> list[tuple[str, str]]:

@@ -45,7 +45,7 @@ def docstring(variant: Variant) -> str:
             summary(variant),
             "",
             "Axes:",
-            *_columns([(path, _said(value)) for path, value in _axes_in_short(variant).items()]),
+            *_columns([(path, said(value)) for path, value in axes_in_short(variant).items()]),
             "",
             "Operands and results:",
             *_columns(_operands(variant)),
@@ -95,7 +95,7 @@ def record(variant: Variant, module: str = "") -> str:
     return f"{module}Variant({own}, launches=({launches},))"
 
 
-def _axes_in_short(variant: Variant) -> dict[str, axes.AxisValue]:
+def axes_in_short(variant: Variant) -> dict[str, axes.AxisValue]:
     """The value of every axis; one that all launches agree on is said once."""
     facts = variant.facts
     short = {path: value for path, value in facts.items() if not path.startswith("launches.")}
@@ -181,7 +181,8 @@ def _columns(rows: Sequence[tuple[str, ...]]) -> list[str]:
     ]
 
 
-def _said(value: axes.AxisValue) -> str:
+def said(value: axes.AxisValue) -> str:
+    """An axis value as docstrings and tables show it."""
     if isinstance(value, tuple):
         return ", ".join(value) or "none"
     return str(value)

@@ -164,7 +164,7 @@ def _variant(family: Family, combo: Combo, chosen: Settings, generation: str | N
             facts[path] == default_facts[path] for path in facts if not axes.BY_PATH[path].in_key
         ),
         mark=combo.mark,
-        origins={path: setting.mark for path, setting in settings.items()},
+        origins=settings,
         **fields,
     )
 

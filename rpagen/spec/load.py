@@ -166,7 +166,7 @@ def _value(node: Node, axis: Axis) -> AxisValue:
 
 
 def _setting(node: Node, axis: Axis) -> Setting:
-    return Setting(_value(node, axis), node.mark)
+    return Setting(_value(node, axis), node.field, node.mark)
 
 
 def _choices(node: Node) -> Choices:

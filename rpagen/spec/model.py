@@ -45,9 +45,10 @@ class Mark:
 
 @dataclasses.dataclass(frozen=True)
 class Setting:
-    """The value of one axis, and the place that says so."""
+    """The value of one axis, the field of a spec that says so (dotted), and its place."""
 
     value: AxisValue
+    field: str
     mark: Mark
 
 
@@ -133,8 +134,8 @@ class DispatchKey:
 class Variant:
     """One emitted module: a point in the space its family spans.
 
-    `launches` holds every launch's own pipelining plan; `origins` says, for each dotted axis
-    path, which place of the spec decided its value.
+    `launches` holds every launch's own pipelining plan; `origins` has, for each dotted axis
+    path, the setting that decided its value.
     """
 
     name: str
@@ -150,7 +151,7 @@ class Variant:
     generations: tuple[str, ...]  # in the order of GENERATIONS
     is_default: bool
     mark: Mark
-    origins: Mapping[str, Mark] = dataclasses.field(default_factory=dict, compare=False, repr=False)
+    origins: Settings = dataclasses.field(default_factory=dict, compare=False, repr=False)
 
     @property
     def key(self) -> DispatchKey:
