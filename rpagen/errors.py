@@ -84,6 +84,52 @@ class SpecError(RpagenError):
         return "\n".join(lines)
 
 
+class PlacedError(RpagenError):
+    """Something that is not in a spec is wrong: an option, or a file.
+
+    place: what is wrong, as typed. expected: what would have been right. next_step: what to do.
+    """
+
+    place_name = "place"
+
+    def __init__(self, problem: str, *, place: str, expected: str, next_step: str) -> None:
+        super().__init__(problem)
+        self.place = place
+        self.expected = expected
+        self.next_step = next_step
+
+    def parts(self) -> dict[str, object]:
+        """What the error says, by part, as `--json` prints it."""
+        return {
+            self.place_name: self.place,
+            "problem": self.problem,
+            "expected": self.expected,
+            "next_step": self.next_step,
+            "notes": list(self.notes),
+        }
+
+    def __str__(self) -> str:
+        lines = [
+            f"{self.place}: {self.problem}",
+            f"  expected: {self.expected}",
+            f"  next: {self.next_step}",
+            *(f"  {note}" for note in self.notes),
+        ]
+        return "\n".join(lines)
+
+
+class OptionError(PlacedError):
+    """What an option of a command says is wrong."""
+
+    place_name = "option"
+
+
+class FileError(PlacedError):
+    """A file cannot be read or written."""
+
+    place_name = "file"
+
+
 @contextlib.contextmanager
 def context(note: str) -> Iterator[None]:
     """Add `note` (such as 'while expanding family rpa') to any rpagen error raised inside."""

@@ -69,14 +69,14 @@ def test_the_example_in_the_help_of_a_verb_works(run, verb, tmp_path):
     example = re.search(r"Example: rpagen (.*)", out)[1].replace("/tmp", str(tmp_path))
     assert example.startswith(verb)
     status, out, err = run(*shlex.split(example))
-    assert status == 0 and out and not err
+    assert (status, err) == (0, "") and out
 
 
 @pytest.mark.parametrize(
     ("arguments", "said"),
     [
         ([], "the following arguments are required: VERB"),
-        (["paint"], "invalid choice: 'paint' (choose from generate, check, "),
+        (["zzz"], "invalid choice: 'zzz' (choose from generate, check, "),
         (["chek"], "invalid choice: 'chek' (did you mean check?)"),
         (["list", "--kv-dtype", "int9"], "invalid choice: 'int9' (did you mean int8?)"),
         (["list", "--kv-dtype", "fp8"], "invalid choice: 'fp8'"),

@@ -3,6 +3,12 @@
 import ast
 import json
 import os
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
 
 import pytest
 from emit_fixtures import BODY, ONE, TWO
@@ -11,7 +17,9 @@ from emit_fixtures import emitted as emitted  # a fixture
 from rpagen.emit import header, package, write
 from rpagen.emit.format import formatted
 from rpagen.emit.mistakes import EmitError
+from rpagen.errors import FileError
 
+ROOT = Path(__file__).parent.parent
 SIDE_FILES = {".gitattributes", "pyproject.toml", "MANIFEST.json"}
 
 
@@ -175,9 +183,158 @@ def test_a_full_disk_leaves_everything_as_it_was(emitted, monkeypatch):
             raise OSError(28, "No space left on device")
 
     monkeypatch.setattr(os, "fsync", fsync)
-    with pytest.raises(OSError, match="No space left"):
+    with pytest.raises(FileError) as caught:
         emitted.generate()
+    assert str(caught.value) == (
+        f"{emitted.path(TWO)}: cannot be written: No space left on device; no file was changed\n"
+        "  expected: a folder that can be written to, with room in it\n"
+        "  next: free some space, and try again"
+    )
     assert emitted.snapshot() == before
+
+
+def contents(root: Path) -> dict[str, bytes]:
+    """Every file below a folder, whatever its name, with its bytes."""
+    return {
+        path.relative_to(root).as_posix(): path.read_bytes()
+        for path in root.rglob("*")
+        if path.is_file()
+    }
+
+
+def settled(root: Path) -> dict[str, bytes]:
+    """The files once the process that moves them, if there is one left, has ended."""
+    end = time.monotonic() + 20
+    while any(root.rglob("*.rpagen-tmp")) and time.monotonic() < end:
+        time.sleep(0.02)
+    return contents(root)
+
+
+OLD = {"a.py": "old a\n", "b/c.py": "old c\n", "gone.py": "to be removed\n"}
+NEW = {"a.py": "new a\n", "b/c.py": "new c\n", "d/e/f.py": "new f\n"}
+KILLED_RUN = """
+import os, pathlib, signal, sys
+from rpagen.emit import write
+
+def dies(*arguments, **options):
+    os.kill(os.getpid(), signal.SIGKILL)
+
+def dies_after(function):
+    return lambda *arguments: (function(*arguments), dies())
+
+{where}
+write.write_changed(pathlib.Path(sys.argv[1]), {texts!r}, {removed!r})
+"""
+
+
+@pytest.mark.parametrize(
+    ("where", "is_complete"),
+    [
+        ("write._committer = dies", False),
+        ("write._stage = dies", False),
+        ("write._stage = dies_after(write._stage)", False),
+        ("os.fsync = dies", False),
+        ("write._tell = dies", False),
+        ("write.json.dumps = lambda order: '{\"moves\": ['; write._heed_order = dies", False),
+        ("write._heed_order = dies", True),
+    ],
+)
+def test_a_killed_run_leaves_the_tree_as_it_was_or_complete(tmp_path, where, is_complete):
+    root = tmp_path / "tree"
+    write.write_changed(root, OLD)
+    script = KILLED_RUN.format(where=where, texts=NEW, removed=["gone.py"])
+    done = subprocess.run([sys.executable, "-c", script, root], cwd=ROOT)
+    assert done.returncode == -signal.SIGKILL
+    wanted = NEW if is_complete else OLD
+    end = time.monotonic() + 20
+    while contents(root) != {name: text.encode() for name, text in wanted.items()}:
+        assert time.monotonic() < end, contents(root)
+        time.sleep(0.02)
+    assert (root / "d").exists() == is_complete
+
+
+def test_a_run_killed_before_it_made_anything_leaves_not_even_a_folder(tmp_path):
+    script = KILLED_RUN.format(where="write._stage = dies", texts=NEW, removed=[])
+    subprocess.run([sys.executable, "-c", script, tmp_path / "deep/tree"], cwd=ROOT)
+    end = time.monotonic() + 20
+    while any(tmp_path.iterdir()):
+        assert time.monotonic() < end
+        time.sleep(0.02)
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="looks for its child processes in /proc")
+@pytest.mark.parametrize("delay", [0.3, 1.0, 1.5, 2.0, 3.0, 5.0])
+def test_a_killed_generation_leaves_nothing_behind(tmp_path, delay):
+    """Killed at some time, wherever that is: nothing half-written, and no process left."""
+    root = tmp_path / "out"
+    process = subprocess.Popen(
+        [sys.executable, "-m", "rpagen", "generate", "--jobs", "2", "-o", root],
+        cwd=ROOT,
+        stdout=subprocess.DEVNULL,
+    )
+    time.sleep(delay)
+    children = Path(f"/proc/{process.pid}/task/{process.pid}/children").read_text().split()
+    process.kill()
+    process.wait()
+    found = settled(root)
+    assert not found or found == {
+        name: data for name, data in contents(ROOT / "generated").items() if "pycache" not in name
+    }
+    end = time.monotonic() + 20
+    while any(Path(f"/proc/{child}").exists() for child in children):
+        assert time.monotonic() < end, "a process outlived the run"
+        time.sleep(0.05)
+
+
+@pytest.mark.parametrize(
+    ("prepare", "name", "said"),
+    [
+        (lambda root: root.write_text(""), "", "cannot be written: File exists; no file was"),
+        (lambda root: (root / "a.py").mkdir(parents=True), "a.py", "cannot be read: Is a dir"),
+    ],
+)
+def test_something_in_the_way_is_named_and_nothing_is_changed(tmp_path, prepare, name, said):
+    root = tmp_path / "tree"
+    prepare(root)
+    with pytest.raises(FileError) as caught:
+        write.write_changed(root, {"b.py": "b\n", "a.py": "a\n"})
+    place, _, rest = str(caught.value).partition(": ")
+    assert place == str(root / name).rstrip("/")
+    assert rest.startswith(said) and "move" in rest.splitlines()[2]
+    assert not (root / "b.py").exists()
+    assert not any(tmp_path.rglob("*.rpagen-tmp"))
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root can mount")
+@pytest.mark.skipif(shutil.which("unshare") is None, reason="needs unshare")
+@pytest.mark.parametrize(
+    ("options", "reason", "next_step"),
+    [
+        ("ro", "Read-only file system", "choose another folder, or change its permissions"),
+        ("size=16k", "No space left on device", "free some space, and try again"),
+    ],
+)
+def test_a_disk_that_is_read_only_or_full_is_said_and_nothing_is_changed(
+    tmp_path, options, reason, next_step
+):
+    script = (
+        f"mount -t tmpfs -o {options} none {tmp_path} || exit 77;"
+        f" {sys.executable} -m rpagen generate -o {tmp_path}/out; status=$?;"
+        f" find {tmp_path} -mindepth 1; exit $status"
+    )
+    done = subprocess.run(
+        ["unshare", "--mount", "sh", "-c", script], cwd=ROOT, capture_output=True, text=True
+    )
+    if done.returncode == 77 or "unshare" in done.stderr:
+        pytest.skip(f"this machine does not let a test mount: {done.stderr}")
+    assert (done.returncode, done.stdout) == (2, "")
+    place, _, rest = done.stderr.partition(": cannot be written")
+    assert place.startswith(f"error: {tmp_path}/out")
+    assert rest == (
+        f": {reason}; no file was changed\n"
+        "  expected: a folder that can be written to, with room in it\n"
+        f"  next: {next_step}\n"
+    )
 
 
 def test_written_files_are_readable_by_all(tmp_path):

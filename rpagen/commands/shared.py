@@ -8,8 +8,12 @@ import shlex
 import sys
 from pathlib import Path
 
-from rpagen.emit import plan, resources
+from rpagen import errors
+from rpagen.emit import plan, render, resources
+from rpagen.emit.render import Module
 from rpagen.errors import RpagenError
+from rpagen.spec import expand
+from rpagen.spec.model import TIERS, Catalogue, Variant
 
 ALL_WELL = 0
 FELL_SHORT = 1
@@ -86,6 +90,36 @@ def regenerate(options: argparse.Namespace) -> str:
     if options.output is not None:
         words += ["-o", options.output]
     return "make generate" if len(words) == 2 else shlex.join(words)
+
+
+def find(name: str, specs: Path) -> tuple[Module, Catalogue]:
+    """The module of that name, a variant of any tier or one that all share, and its catalogue.
+
+    Raises:
+        RpagenError: there is none.
+        SpecError: a spec is wrong.
+    """
+    for tiers in (TIERS[:1], TIERS):  # the registry that is checked in is that of the core
+        catalogue = expand.load_catalogue(specs, tiers)
+        modules = {Path(module.path).stem: module for module in render.modules(catalogue)}
+        if name in modules:
+            return modules[name], catalogue
+    near = errors.nearest(name, modules)
+    hint = f"did you mean {near}?" if near else "`rpagen list --tier all` shows those there are"
+    raise RpagenError(f"there is no variant {errors.quoted(name)}: {hint}")
+
+
+def find_variant(name: str, specs: Path) -> tuple[Variant, Module, Catalogue]:
+    """The variant of that name, of any tier, with its module.
+
+    Raises:
+        RpagenError: there is none.
+        SpecError: a spec is wrong.
+    """
+    module, catalogue = find(name, specs)
+    if module.variant is None:
+        raise RpagenError(f"{module.path} is shared by all variants: name a variant")
+    return module.variant, module, catalogue
 
 
 def shown(path: Path) -> str:

@@ -12,6 +12,7 @@ import dataclasses
 import multiprocessing
 import os
 import signal
+import threading
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from concurrent.futures.process import BrokenProcessPool
@@ -110,6 +111,15 @@ def _start_worker(catalogue: Catalogue) -> None:
     """Hand a worker the catalogue once, rather than with every module."""
     global _worker_catalogue
     _worker_catalogue = catalogue
+    threading.Thread(target=_end_with_parent, daemon=True).start()
+
+
+def _end_with_parent() -> None:
+    """End this process when the one that started it is killed, rather than wait for it forever."""
+    parent = multiprocessing.parent_process()
+    assert parent is not None
+    parent.join()
+    os._exit(1)
 
 
 def _work(module: Module) -> Body:

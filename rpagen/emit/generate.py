@@ -45,7 +45,7 @@ def generate(
         SpecError: a spec is wrong.
         EmitError: a template is wrong, a body is no Python or breaks a rule of `lint`, or `root`
             is somebody else's project.
-        OSError: a file could not be written. After any of these no file has changed.
+        FileError: a file could not be read or written. After any of these no file has changed.
     """
     package.refuse_foreign(root)
     wanted = plan.make(root, specs, tier)
@@ -61,11 +61,9 @@ def generate(
         texts[found.module.path] = signed.text() + body
     texts.update(package.files(entries))
 
-    written = write.write_changed(root, texts)
     edited = [found.module.path for found in wanted.found if found.state is State.HAND_EDITED]
     removed = [name for name, is_edited in wanted.orphans.items() if not is_edited]
-    for name in removed:
-        (root / name).unlink(missing_ok=True)
+    written = write.write_changed(root, texts, removed)
     return Report(
         rendered=[module.path for module in due],
         written=written,

@@ -81,14 +81,23 @@ def make(root: Path, specs: Path, tier: str = DEFAULT_TIER) -> Plan:
     return Plan(root, catalogue, found, _orphans(root, [module.path for module in modules]))
 
 
-def _find(root: Path, module: Module, catalogue: Catalogue, tier: str) -> Found:
-    expected = Header(
+def expected_header(module: Module, catalogue: Catalogue, command: str) -> Header:
+    """The header that a module should have, but for the digest of its body.
+
+    command: what to type to emit it again.
+    """
+    return Header(
         origin=module.origin,
-        command="rpagen generate" + (f" --tier {tier}" if tier != DEFAULT_TIER else ""),
+        command=command,
         inputs=inputs.digest(render.inputs(module, catalogue)),
         generator=rpagen.__version__,
         black=black_version(),
     )
+
+
+def _find(root: Path, module: Module, catalogue: Catalogue, tier: str) -> Found:
+    command = "rpagen generate" + (f" --tier {tier}" if tier != DEFAULT_TIER else "")
+    expected = expected_header(module, catalogue, command)
     text = write.read(root / module.path)
     if text is None:
         return Found(module, expected, None, "", State.MISSING)

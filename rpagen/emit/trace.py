@@ -20,7 +20,7 @@ import jinja2
 import jinja2.ext
 import jinja2.lexer
 
-from rpagen.emit import render
+from rpagen.emit import render, resources
 from rpagen.emit.render import Module
 from rpagen.spec.model import Catalogue
 
@@ -53,6 +53,11 @@ class Place:
 
     def __str__(self) -> str:
         return f"templates/{self.template}:{self.line}"
+
+    def text(self) -> str:
+        """The line, as the template has it."""
+        file = resources.templates_dir() / self.template
+        return file.read_text(encoding="utf-8").splitlines()[self.line - 1]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -102,7 +107,7 @@ def traced(module: Module, catalogue: Catalogue) -> Traced:
 def places_of(body: str, source: Traced) -> dict[int, Place]:
     """By the number of each line of a formatted body, the template line that printed it.
 
-    Lines that hold nothing, or only what black added, have no place.
+    Lines that hold nothing have no place. One that holds only what black added has its neighbour's.
     """
     places: dict[int, Place] = {}
     for ours, theirs in _aligned(_tokens(body), _tokens(source.text)):
@@ -112,6 +117,9 @@ def places_of(body: str, source: Traced) -> dict[int, Place]:
                 column = 0 if number else theirs.start[1]
                 place = source.place_at(theirs.start[0] + number, column)
                 places.setdefault(ours.start[0] + number, place)
+    for number, line in enumerate(body.splitlines(), start=1):
+        if line.strip() and number not in places:
+            places[number] = places.get(number - 1) or places[number + 1]
     return places
 
 

@@ -1,53 +1,129 @@
-"""Writing a set of files so that a crash leaves each of them old or new, never half."""
+"""Writing a set of files so that a run that fails or dies leaves the tree as it was, or complete.
+
+Every file is staged in a folder below the root and flushed to disk; then a process of its own
+(`commit`) moves them all into place, which nothing that ends this run can interrupt.
+"""
 
 from __future__ import annotations
 
 import contextlib
+import errno
+import json
 import os
-from collections.abc import Mapping
+import subprocess
+import sys
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
+
+from rpagen.emit import commit
+from rpagen.errors import FileError
+
+_NEXT_STEPS = {
+    errno.ENOSPC: "free some space, and try again",
+    errno.EDQUOT: "free some space, and try again",
+    errno.EEXIST: "move the file away that stands there, or choose another folder",
+    errno.ENOTDIR: "move the file away that stands there, or choose another folder",
+}
+_USUAL_NEXT_STEP = "choose another folder, or change its permissions"
 
 
 def read(path: Path) -> str | None:
     """The text of a file, exactly, or None when there is none.
 
     Bytes that are no UTF-8 come out as surrogates, which no emitted file holds.
+
+    Raises:
+        FileError: it is there, but cannot be read.
     """
     try:
         return path.read_bytes().decode(errors="surrogateescape")
-    except FileNotFoundError:
+    except (FileNotFoundError, NotADirectoryError):
         return None
+    except OSError as error:
+        raise FileError(
+            f"cannot be read: {error.strerror}",
+            place=str(path),
+            expected="a file that can be read",
+            next_step="change its permissions, or move it away",
+        ) from error
 
 
-def write_changed(root: Path, texts: Mapping[str, str]) -> list[str]:
+def write_changed(root: Path, texts: Mapping[str, str], removed: Sequence[str] = ()) -> list[str]:
     """Write the files below `root` whose bytes differ, and return their names.
 
-    All of them are staged beside their targets and flushed to disk before the first is renamed
-    into place, so a full disk or a missing permission leaves everything as it was.
+    removed: names of files below `root` to remove with the same stroke.
 
     Raises:
-        OSError: a file could not be written; none of them was.
+        FileError: a file could not be written; none was written or removed.
     """
     changed = [name for name, text in texts.items() if read(root / name) != text]
-    staged: list[tuple[Path, Path]] = []
-    try:
-        for name in changed:
-            target = root / name
-            target.parent.mkdir(parents=True, exist_ok=True)
-            stage = target.with_name(f".{target.name}.{os.getpid()}.rpagen-tmp")
-            staged.append((stage, target))
-            _stage(stage, texts[name])
-        for stage, target in staged:
-            os.replace(stage, target)
-    finally:
-        for stage, _ in staged:
-            with contextlib.suppress(FileNotFoundError):
-                stage.unlink()
+    if not changed and not removed:
+        return []
+    root = root.absolute()
+    stage = root / f".{os.getpid()}.rpagen-tmp"
+    with _committer(stage) as process:
+        moves = []
+        for number, name in enumerate(changed):
+            source = stage / str(number)
+            _stage(source, texts[name], root / name)
+            moves.append((str(source), str(root / name)))
+        order = {"moves": moves, "removals": [str(root / name) for name in removed]}
+        _tell(process, order)
     return changed
 
 
-def _stage(path: Path, text: str) -> None:
-    with path.open("wb") as file:
-        file.write(text.encode())
-        file.flush()
-        os.fsync(file.fileno())
+@contextlib.contextmanager
+def _committer(stage: Path) -> Iterator[subprocess.Popen[str]]:
+    """The process that makes the folder `stage` and carries out the order that it is told."""
+    process = subprocess.Popen(
+        [sys.executable, "-I", "-S", commit.__file__, str(stage)],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        text=True,
+        start_new_session=True,  # no signal meant for this run reaches it
+    )
+    with process:  # whose input ends with this, and which is waited for
+        _heed(process)
+        yield process
+
+
+def _tell(process: subprocess.Popen[str], order: Mapping[str, object]) -> None:
+    assert process.stdin is not None
+    process.stdin.write(json.dumps(order) + "\n")
+    process.stdin.flush()
+    _heed_order(process)
+
+
+def _heed_order(process: subprocess.Popen[str]) -> None:
+    """Wait until the order is carried out, with which this run has nothing to do any more."""
+    _heed(process)
+
+
+def _heed(process: subprocess.Popen[str]) -> None:
+    """Wait for an answer, and raise the error that it may hold."""
+    assert process.stdout is not None
+    line = process.stdout.readline()
+    if not line:
+        raise RuntimeError("the process that moves files into place ended without an answer")
+    answer = json.loads(line)
+    if answer:
+        raise _cannot_write(answer["path"], answer["errno"])
+
+
+def _stage(path: Path, text: str, target: Path) -> None:
+    try:
+        with path.open("wb") as file:
+            file.write(text.encode())
+            file.flush()
+            os.fsync(file.fileno())
+    except OSError as error:
+        raise _cannot_write(str(target), error.errno or errno.EIO) from error
+
+
+def _cannot_write(path: str, number: int) -> FileError:
+    return FileError(
+        f"cannot be written: {os.strerror(number)}; no file was changed",
+        place=path,
+        expected="a folder that can be written to, with room in it",
+        next_step=_NEXT_STEPS.get(number, _USUAL_NEXT_STEP),
+    )

@@ -105,6 +105,24 @@ def expand(family: Family) -> tuple[Variant, ...]:
     return tuple(variants)
 
 
+def choose(family: Family, chosen: Settings) -> tuple[Variant, ...]:
+    """The variant with these settings, whether or not the family's spec asks for it.
+
+    They are several where the family's targets differ by TPU generation.
+    """
+    choices = {path: (setting,) for path, setting in chosen.items()}
+    combo = Combo(choices, TIERS[-1], family.generations, family.mark)
+    return tuple(_by_generation(family, combo, chosen))
+
+
+def refusals(family: Family, variant: Variant) -> list[str]:
+    """Why a variant is not offered, by the built-in rules and by its family's exclusions."""
+    facts = variant.facts
+    defaults = _facts(_per_launch(_defaults(family, variant.generations[0])))
+    own = [each.reason for each in family.exclusions if rules.applies(each, facts)]
+    return rules.refusals(facts, defaults) + own
+
+
 def _refuse_explosion(family: Family) -> None:
     sizes = [math.prod(map(len, _choices(family, combo).values())) for combo in family.combos]
     if sum(sizes) > MOST_COMBINATIONS:
@@ -222,7 +240,7 @@ def _offered(
     offered = [
         variant
         for variant in made
-        if not _refusals(family, variant) and not _is_in_core(variant, core)
+        if not refusals(family, variant) and not _is_in_core(variant, core)
     ]
     if not offered and combo.choices:
         why = _refusals_of_all(family, made) or "the core tier has all that it makes"
@@ -236,16 +254,8 @@ def _offered(
     return offered
 
 
-def _refusals(family: Family, variant: Variant) -> list[str]:
-    """Why a variant is not offered, by the built-in rules and by its family's exclusions."""
-    facts = variant.facts
-    defaults = _facts(_per_launch(_defaults(family, variant.generations[0])))
-    own = [each.reason for each in family.exclusions if rules.applies(each, facts)]
-    return rules.refusals(facts, defaults) + own
-
-
 def _refusals_of_all(family: Family, made: Sequence[Variant]) -> str:
-    reasons = (reason for variant in made for reason in _refusals(family, variant))
+    reasons = (reason for variant in made for reason in refusals(family, variant))
     return "; ".join(dict.fromkeys(reasons))
 
 

@@ -6,6 +6,7 @@ Whether values may be combined is not decided here but in `expand`.
 
 from __future__ import annotations
 
+import dataclasses
 import os
 import pathlib
 import re
@@ -163,6 +164,15 @@ def _value(node: Node, axis: Axis) -> AxisValue:
     if node.content == ():
         return ()
     return _word_set(node, axis.names)
+
+
+def setting(path: str, text: str) -> Setting:
+    """The setting of the axis `path` to the value that `text` says, as a spec would say it.
+
+    Raises:
+      SpecError: it is none of the axis's values.
+    """
+    return _setting(dataclasses.replace(nodes.parse(text, path), field=path), axes.BY_PATH[path])
 
 
 def _setting(node: Node, axis: Axis) -> Setting:

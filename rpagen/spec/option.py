@@ -1,0 +1,120 @@
+"""Variants named on the command line: `--set axis=value`, in place of a line in a spec."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Iterator, Sequence
+
+from rpagen import errors
+from rpagen.errors import OptionError, SpecError
+from rpagen.spec import axes, expand, load, nodes
+from rpagen.spec.axes import AxisValue
+from rpagen.spec.model import Family, Setting, Settings, Variant
+
+MOST_TO_ADD = 2
+"""Options that an error says to add, at most, to make a choice one that is offered."""
+
+
+def settings(options: Sequence[str]) -> dict[str, Setting]:
+    """What each `axis=value` sets.
+
+    Raises:
+        OptionError: no such axis, no such value, or an axis twice.
+    """
+    found: dict[str, Setting] = {}
+    for option in options:
+        path, equals, text = option.partition("=")
+        if not equals or path not in axes.BY_PATH:
+            raise OptionError(
+                f"there is no axis {errors.quoted(path)}" if equals else "there is no =",
+                place=f"--set {errors.escaped(option)}",
+                expected=f"axis=value, with one of {errors.listed(axes.BY_PATH)}",
+                next_step=nodes.did_you_mean(path, axes.BY_PATH) or "write it as axis=value",
+            )
+        if path in found:
+            raise OptionError(
+                f"{path} is set twice",
+                place=f"--set {errors.escaped(option)}",
+                expected="every axis once",
+                next_step="remove one of the two",
+            )
+        try:
+            found[path] = load.setting(path, _as_list(text) if axes.BY_PATH[path].is_set else text)
+        except SpecError as error:
+            raise OptionError(
+                error.problem,
+                place=f"--set {errors.escaped(option)}",
+                expected=error.expected,
+                next_step=error.next_step,
+            ) from error
+    return found
+
+
+def _as_list(text: str) -> str:
+    """A set of values as a spec writes it: the brackets, which shells dislike, can be left out."""
+    return text if text.startswith("[") else f"[{'' if text == 'none' else text}]"
+
+
+def family_for(chosen: Settings, families: Sequence[Family]) -> Family:
+    """The family whose layout is the one chosen, or else the first."""
+    layout = chosen["layout"].value if "layout" in chosen else None
+    suited = (family for family in families if family.defaults["layout"].value == layout)
+    return next(suited, families[0])
+
+
+def based_on(variant: Variant, chosen: Settings) -> Settings:
+    """The settings of a variant, with those chosen in place of its own."""
+    # What is chosen for all launches holds for each, whatever the variant says of one.
+    paths = [
+        path
+        for path in axes.FACTS
+        if not any(path.startswith("launches.") and path.endswith(f".{each}") for each in chosen)
+    ]
+    return {**{path: variant.origins[path] for path in paths}, **chosen}
+
+
+def variants(family: Family, chosen: Settings, option: str) -> tuple[Variant, ...]:
+    """The variant with the settings chosen; several where targets differ by TPU generation.
+
+    option: what asked for it, for errors.
+
+    Raises:
+        OptionError: a rule, or the family, does not offer it.
+    """
+    made = expand.choose(family, chosen)
+    reasons = _refusals(family, made)
+    if reasons:
+        to_add = next(_additions(family, chosen), None)
+        raise OptionError(
+            f"not offered: {'; '.join(reasons)}",
+            place=option,
+            expected=f"a combination that family {family.name} offers",
+            next_step=f"add {to_add}" if to_add else "choose other values",
+        )
+    return made
+
+
+def _refusals(family: Family, made: Sequence[Variant]) -> list[str]:
+    reasons = (reason for variant in made for reason in expand.refusals(family, variant))
+    return list(dict.fromkeys(reasons))
+
+
+def _additions(family: Family, chosen: Settings) -> Iterator[str]:
+    """Options that make the settings chosen a combination that is offered, the fewest first."""
+    free = [
+        (axis.path, name)
+        for axis in axes.WHOLE_AXES
+        if axis.path not in chosen and not axis.is_set
+        for name in axis.names
+    ]
+    for count in range(1, MOST_TO_ADD + 1):
+        for added in itertools.combinations(free, count):
+            extended = {**chosen, **{path: _added(family, path, value) for path, value in added}}
+            if len({path for path, _ in added}) == count and not _refusals(
+                family, expand.choose(family, extended)
+            ):
+                yield " ".join(f"--set {path}={value}" for path, value in added)
+
+
+def _added(family: Family, path: str, value: AxisValue) -> Setting:
+    return Setting(value, path, family.mark)
