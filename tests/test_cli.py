@@ -11,6 +11,7 @@ import time
 from pathlib import Path
 
 import pytest
+from cli_fixtures import run as run  # a fixture
 from emit_fixtures import BODY, ONE, TWO
 from emit_fixtures import emitted as emitted  # a fixture
 
@@ -20,20 +21,6 @@ from rpagen.spec import expand, schema
 
 ROOT = Path(__file__).parent.parent
 VERBS = [verb.__name__.rpartition(".")[2] for verb in cli.VERBS]
-
-
-@pytest.fixture
-def run(capsys):
-    """Run a command in this process: its exit status, standard output and standard error."""
-
-    def run_command(*arguments) -> tuple[int, str, str]:
-        try:
-            status = cli.main([str(argument) for argument in arguments])
-        except SystemExit as leaving:  # argparse
-            status = leaving.code
-        return status, *capsys.readouterr()
-
-    return run_command
 
 
 @pytest.fixture

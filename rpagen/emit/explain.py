@@ -11,7 +11,7 @@ import difflib
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from rpagen.emit import bodies, header, mistakes, render, stages, trace
+from rpagen.emit import bodies, header, mistakes, plan, render, stages, trace
 from rpagen.emit.format import formatted
 from rpagen.emit.render import Module
 from rpagen.emit.trace import Place
@@ -84,7 +84,8 @@ def line(module: Module, catalogue: Catalogue, number: int) -> Line:
         RpagenError: the module has no such line.
     """
     body = _body(module, catalogue)
-    texts = [""] * header.LINES + body.splitlines()
+    above = plan.expected_header(module, catalogue, "rpagen generate").sign(body)
+    texts = (above.text() + body).splitlines()
     if not 0 < number <= len(texts):
         raise RpagenError(f"{module.path} has {len(texts)} lines: there is no line {number}")
     text = texts[number - 1]

@@ -23,31 +23,42 @@ def settings(options: Sequence[str]) -> dict[str, Setting]:
     """
     found: dict[str, Setting] = {}
     for option in options:
-        path, equals, text = option.partition("=")
-        if not equals or path not in axes.BY_PATH:
-            raise OptionError(
-                f"there is no axis {errors.quoted(path)}" if equals else "there is no =",
-                place=f"--set {errors.escaped(option)}",
-                expected=f"axis=value, with one of {errors.listed(axes.BY_PATH)}",
+        path, _, text = option.partition("=")
+        if path not in axes.BY_PATH:
+            raise _wrong(
+                option,
+                f"there is no axis {errors.quoted(path)}",
+                expected=f"one of {errors.listed(axes.BY_PATH)}",
                 next_step=nodes.did_you_mean(path, axes.BY_PATH) or "write it as axis=value",
             )
+        axis = axes.BY_PATH[path]
+        if not text.strip():
+            raise _wrong(
+                option,
+                "there is no value",
+                expected=f"{path}= and {'some' if axis.is_set else 'one'} of"
+                f" {errors.listed(axis.names)}",
+                next_step=f"write none for no {path}" if axis.is_set else "write one of these",
+            )
         if path in found:
-            raise OptionError(
+            raise _wrong(
+                option,
                 f"{path} is set twice",
-                place=f"--set {errors.escaped(option)}",
                 expected="every axis once",
                 next_step="remove one of the two",
             )
         try:
-            found[path] = load.setting(path, _as_list(text) if axes.BY_PATH[path].is_set else text)
+            found[path] = load.setting(path, _as_list(text) if axis.is_set else text)
         except SpecError as error:
-            raise OptionError(
-                error.problem,
-                place=f"--set {errors.escaped(option)}",
-                expected=error.expected,
-                next_step=error.next_step,
+            raise _wrong(
+                option, error.problem, expected=error.expected, next_step=error.next_step
             ) from error
     return found
+
+
+def _wrong(option: str, problem: str, *, expected: str, next_step: str) -> OptionError:
+    place = f"--set {errors.escaped(option)}"
+    return OptionError(problem, place=place, expected=expected, next_step=next_step)
 
 
 def _as_list(text: str) -> str:
