@@ -29,7 +29,7 @@ def make_batch(schedule: Schedule, limits: Limits) -> Batch:
     """
     shares = schedule.shares
     # Two sizes, so the step is compiled twice. One for decodes alone, which is most steps.
-    is_small = sum(share.count for share in shares) <= limits.sequences
+    is_small = schedule.tokens <= limits.sequences
     size = limits.sequences if is_small else limits.tokens
     batch = Batch(
         tokens=np.zeros(size, np.int32),

@@ -11,7 +11,7 @@ import rpa_kernels
 
 from .batch import Batch, make_batch
 from .model import Config, Weights, forward, logits_of
-from .scheduler import Limits, Request, Schedule, Scheduler
+from .scheduler import Limits, Schedule, Scheduler
 
 
 def kernel_mode() -> contextlib.AbstractContextManager[None]:
@@ -45,12 +45,11 @@ class Engine:
         batch = make_batch(schedule, self.limits)
         self._validate(batch)
         tokens, logits, self.caches = self.compiled(self.weights, self.caches, batch)
-        tokens, logits = np.asarray(tokens), np.asarray(logits)
-        lengths = [len(share.request.generated) for share in schedule.shares]
-        self.scheduler.finish(schedule, tokens[: len(schedule.shares)].tolist())
-        for row, (share, length) in enumerate(zip(schedule.shares, lengths, strict=True)):
-            if len(share.request.generated) > length:
+        logits = np.asarray(logits)
+        for row, share in enumerate(schedule.shares):
+            if share.is_last:
                 self.chosen_by.setdefault(share.request.name, []).append(logits[row])
+        self.scheduler.finish(schedule, np.asarray(tokens)[: len(schedule.shares)].tolist())
         return schedule
 
     def _forward(
@@ -60,9 +59,7 @@ class Engine:
         self.compiled_sizes.append(batch.tokens.shape[0])  # runs when it is traced, no more
         caches = list(caches)
 
-        def attend(
-            layer: int, queries: jax.Array, keys: jax.Array, values: jax.Array
-        ) -> jax.Array:
+        def attend(layer: int, queries: jax.Array, keys: jax.Array, values: jax.Array) -> jax.Array:
             # Writes keys and values to the pages, then attends to all that is in them.
             output, caches[layer] = rpa_kernels.ragged_paged_attention(
                 queries,

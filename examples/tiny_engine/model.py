@@ -42,30 +42,29 @@ class Config:
 
 
 def random_weights(config: Config, seed: int) -> Weights:
-    """All but the head, of a size that gives every layer its say."""
-    keys = iter(jax.random.split(jax.random.key(seed), 1 + 7 * config.layers))
+    """Weights of a size that gives every layer its say."""
+    numbers = np.random.default_rng(seed)
 
-    def matrix(rows: int, columns: int, size: float) -> jax.Array:
-        values = jax.random.normal(next(keys), (rows, columns), jnp.float32)
-        return (size * values).astype(config.dtype)
+    def matrix(rows: int, columns: int) -> jax.Array:
+        return jnp.asarray(numbers.normal(0.0, rows**-0.5, (rows, columns)), config.dtype)
 
-    def layer() -> dict[str, jax.Array]:
-        query_width = config.query_heads * config.head_dim
-        kv_width = config.kv_heads * config.head_dim
-        shapes = {
-            "query": (config.width, query_width),
-            "key": (config.width, kv_width),
-            "value": (config.width, kv_width),
-            "output": (query_width, config.width),
-            "gate": (config.width, config.mlp_width),
-            "up": (config.width, config.mlp_width),
-            "down": (config.mlp_width, config.width),
-        }
-        return {name: matrix(*shape, shape[0] ** -0.5) for name, shape in shapes.items()}
-
+    query_width = config.query_heads * config.head_dim
+    kv_width = config.kv_heads * config.head_dim
     return {
-        "embedding": matrix(config.vocabulary, config.width, 1.0),
-        "layers": [layer() for _ in range(config.layers)],
+        "embedding": matrix(config.vocabulary, config.width) * config.vocabulary**0.5,
+        "layers": [
+            {
+                "query": matrix(config.width, query_width),
+                "key": matrix(config.width, kv_width),
+                "value": matrix(config.width, kv_width),
+                "output": matrix(query_width, config.width),
+                "gate": matrix(config.width, config.mlp_width),
+                "up": matrix(config.width, config.mlp_width),
+                "down": matrix(config.mlp_width, config.width),
+            }
+            for _ in range(config.layers)
+        ],
+        "head": matrix(config.width, config.vocabulary),
     }
 
 
@@ -84,9 +83,8 @@ def forward(
         attended = attend(layer, rotate(query, positions), rotate(key, positions), value)
         hidden += attended.reshape(count, -1) @ matrices["output"]
         normed = rms_norm(hidden)
-        hidden += (jax.nn.silu(normed @ matrices["gate"]) * (normed @ matrices["up"])) @ matrices[
-            "down"
-        ]
+        gated = jax.nn.silu(normed @ matrices["gate"]) * (normed @ matrices["up"])
+        hidden += gated @ matrices["down"]
     return rms_norm(hidden)
 
 
@@ -133,12 +131,22 @@ def plain_attention(
 
 
 @functools.partial(jax.jit, static_argnums=0)
-def plain_hidden(config: Config, weights: Weights, tokens: jax.Array) -> jax.Array:
+def plain_forward(config: Config, weights: Weights, tokens: jax.Array) -> jax.Array:
     """The final hidden state [tokens, width] of one whole sequence, i32[tokens]."""
     positions = jnp.arange(tokens.shape[0])
-    return forward(
-        config, weights, tokens, positions, lambda _, *heads: plain_attention(config, *heads)
-    )
+
+    def attend(_layer: int, *heads: jax.Array) -> jax.Array:
+        return plain_attention(config, *heads)
+
+    return forward(config, weights, tokens, positions, attend)
+
+
+def plain_states(config: Config, weights: Weights, tokens: Sequence[int]) -> jax.Array:
+    """The same of any number of tokens, compiled once for many."""
+    # A token does not see those after it, so padding changes nothing.
+    padded = np.zeros(-(-len(tokens) // 64) * 64, np.int32)
+    padded[: len(tokens)] = tokens
+    return plain_forward(config, weights, padded)[: len(tokens)]
 
 
 def generate_plainly(
@@ -148,15 +156,12 @@ def generate_plainly(
 
     Every token is computed from the whole sequence before it, with nothing kept in between.
     """
-    tokens, logits = list(prompt), []
-    # A token does not see those after it: padding changes nothing, and saves compilations.
-    padded = np.zeros(len(prompt) + count, np.int32)
+    tokens, chosen_by = list(prompt), []
     for _ in range(count):
-        padded[: len(tokens)] = tokens
-        hidden = plain_hidden(config, weights, padded)
-        logits.append(np.asarray(logits_of(weights, hidden[len(tokens) - 1])))
-        tokens.append(int(logits[-1].argmax()))
-    return tokens[len(prompt) :], np.stack(logits)
+        last = plain_states(config, weights, tokens)[-1]
+        chosen_by.append(np.asarray(logits_of(weights, last)))
+        tokens.append(int(chosen_by[-1].argmax()))
+    return tokens[len(prompt) :], np.stack(chosen_by)
 
 
 def with_head_for(
@@ -167,12 +172,13 @@ def with_head_for(
     With a random head the two best logits come as near to each other as chance has it, and then
     bfloat16 decides between them, not the cache. A head fitted by least squares gives the token
     that comes next a logit near 1 and all others one near 0, as long as the texts have no more
-    tokens to predict than the model is wide.
+    tokens to predict than the model is wide. What it is fitted to still depends on every token
+    before: most tokens occur several times, with another one after them each time.
     """
     states, following = [], []
     for prompt, continuation in texts:
-        hidden = plain_hidden(config, weights, np.array([*prompt, *continuation], np.int32))
+        hidden = plain_states(config, weights, [*prompt, *continuation])
         states.append(np.asarray(hidden, np.float32)[len(prompt) - 1 : -1])
-        following.append(np.eye(config.vocabulary, dtype=np.float32)[np.array(continuation)])
+        following.append(np.eye(config.vocabulary, dtype=np.float32)[list(continuation)])
     head, *_ = np.linalg.lstsq(np.concatenate(states), np.concatenate(following))
     return weights | {"head": jnp.asarray(head, config.dtype)}  # [width, vocabulary]

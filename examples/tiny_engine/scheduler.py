@@ -48,6 +48,11 @@ class Share:
     request: Request
     count: int
 
+    @property
+    def is_last(self) -> bool:
+        """Whether nothing is pending after it, so that the step computes a new token."""
+        return self.count == self.request.pending
+
 
 @dataclasses.dataclass(frozen=True)
 class Schedule:
@@ -62,6 +67,12 @@ class Schedule:
     prefill: list[Share]
     mixed: list[Share]
     preempted: list[Request]
+    pages_in_use: int
+
+    @property
+    def tokens(self) -> int:
+        """New tokens of all sequences together."""
+        return sum(share.count for share in self.shares)
 
     @property
     def shares(self) -> list[Share]:
@@ -123,15 +134,16 @@ class Scheduler:
             prefill=[share for share in shares if share.count == chunk],
             mixed=[share for share in shares if share.count not in (1, chunk)],
             preempted=preempted,
+            pages_in_use=self.pool.total - self.pool.free,
         )
 
     def finish(self, schedule: Schedule, tokens: list[int]) -> None:
         """Takes in the results of a step, one next token for each of its shares."""
         for share, token in zip(schedule.shares, tokens, strict=True):
-            request = share.request
+            request, is_last = share.request, share.is_last
             request.cached += share.count
-            if request.pending:
-                continue  # more chunks of the prompt are to come: this token is in the prompt
+            if not is_last:
+                continue  # the token is a guess at one that is known
             request.generated.append(token)
             if len(request.generated) == request.wanted:
                 self.running.remove(request)
