@@ -2,23 +2,25 @@
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 
 from .scheduler import Limits, Schedule
 
+Array = Any  # NumPy's on the host, jax's inside of the step
+
 
 class Batch(NamedTuple):
-    """The arrays of a step. A row is a sequence, this time: the next step orders them anew."""
+    """The arrays of a step. A row is a sequence for this step: the next one orders them anew."""
 
-    tokens: np.ndarray  # i32[tokens], the new tokens of all rows one after the other
-    positions: np.ndarray  # i32[tokens], where in its sequence each of them is
-    kv_lens: np.ndarray  # i32[rows], the cached tokens of each sequence and its new ones
-    page_indices: np.ndarray  # i32[rows * pages per sequence], flat
-    cu_q_lens: np.ndarray  # i32[rows + 1], where the new tokens of each row begin
-    distribution: np.ndarray  # i32[3], where the decode, the prefill and the mixed rows end
-    last_tokens: np.ndarray  # i32[rows], the last new token of each row: what to sample from
+    tokens: Array  # i32[tokens], the new tokens of all rows one after the other
+    positions: Array  # i32[tokens], where in its sequence each of them is
+    kv_lens: Array  # i32[rows], the cached tokens of each sequence and its new ones
+    page_indices: Array  # i32[rows * pages per sequence], in the order of the tokens
+    cu_q_lens: Array  # i32[rows + 1], where the new tokens of each row begin
+    distribution: Array  # i32[3], where the decode, the prefill and the mixed rows end
+    last_tokens: Array  # i32[rows], the last new token of each row: what to sample from
 
 
 def make_batch(schedule: Schedule, limits: Limits) -> Batch:
@@ -28,7 +30,7 @@ def make_batch(schedule: Schedule, limits: Limits) -> Batch:
     `cu_q_lens`, and touches none of it.
     """
     shares = schedule.shares
-    # Two sizes, so the step is compiled twice. One for decodes alone, which is most steps.
+    # Two sizes, so the step is compiled twice: most steps are decodes, and need few tokens.
     is_small = schedule.tokens <= limits.sequences
     size = limits.sequences if is_small else limits.tokens
     batch = Batch(

@@ -34,8 +34,9 @@ class Engine:
         )
         # One cache for each layer. Each is a buffer of its own, so that each can be donated.
         self.caches = [jnp.zeros(self.shape, config.dtype) for _ in range(config.layers)]
-        # Donated caches are updated in place; without this, every step would copy them all.
-        self.compiled = jax.jit(self._forward, donate_argnames="caches")
+        # Donated caches are updated in place; if they were not, every step would copy them all.
+        self.compiled_step = jax.jit(self._step, donate_argnames="caches")
+        # For the report:
         self.compiled_sizes: list[int] = []
         self.chosen_by: dict[int, list[np.ndarray]] = {}  # logits f32[vocabulary], by request
 
@@ -44,7 +45,7 @@ class Engine:
         schedule = self.scheduler.schedule()
         batch = make_batch(schedule, self.limits)
         self._validate(batch)
-        tokens, logits, self.caches = self.compiled(self.weights, self.caches, batch)
+        tokens, logits, self.caches = self.compiled_step(self.weights, self.caches, batch)
         logits = np.asarray(logits)
         for row, share in enumerate(schedule.shares):
             if share.is_last:
@@ -52,11 +53,11 @@ class Engine:
         self.scheduler.finish(schedule, np.asarray(tokens)[: len(schedule.shares)].tolist())
         return schedule
 
-    def _forward(
+    def _step(
         self, weights: Weights, caches: list[jax.Array], batch: Batch
     ) -> tuple[jax.Array, jax.Array, list[jax.Array]]:
         """The next token i32[rows], the logits f32[rows, vocabulary] and the caches."""
-        self.compiled_sizes.append(batch.tokens.shape[0])  # runs when it is traced, no more
+        self.compiled_sizes.append(batch.tokens.shape[0])  # once for each compilation
         caches = list(caches)
 
         def attend(layer: int, queries: jax.Array, keys: jax.Array, values: jax.Array) -> jax.Array:
@@ -76,17 +77,17 @@ class Engine:
             return output
 
         hidden = forward(self.config, weights, batch.tokens, batch.positions, attend)
-        # Before the head, which is large in earnest: one token of each row is enough. This also
-        # leaves out the padding tokens, for which attention returns anything.
+        # One token of each row goes through the head, which is large in a real model. Padding
+        # tokens, for which attention returns anything, end here.
         logits = logits_of(weights, hidden[batch.last_tokens])
         return logits.argmax(-1), logits, caches
 
     def _validate(self, batch: Batch) -> None:
-        """Checks on the host what the kernel takes for granted, before it runs away with it."""
+        """Checks what the kernel takes for granted: a wrong page would corrupt other sequences."""
         config, tokens = self.config, batch.tokens.shape[0]
 
         def form(heads: int) -> np.ndarray:
-            # The real ones exist within the step alone. Only their form matters.
+            # Queries, keys and values exist within the step alone. Only their form is checked.
             one = np.zeros((), jnp.dtype(config.dtype))
             return np.broadcast_to(one, (tokens, heads, config.head_dim))
 

@@ -1,6 +1,6 @@
 """A tiny Llama-shaped model in plain jax, and the plain generation that the engine must equal.
 
-`forward` leaves attention to its caller: the engine passes the paged kernel, `plain_logits` passes
+`forward` leaves attention to its caller: the engine passes the paged kernel, `plain_forward` passes
 textbook attention. All the rest treats every token by itself, so it does not matter to a token
 which others share its step.
 """
@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import dataclasses
 import functools
+import math
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -38,11 +39,15 @@ class Config:
     @property
     def sm_scale(self) -> float:
         """What multiplies the scores; the kernel takes it as an argument and assumes none."""
-        return self.head_dim**-0.5
+        return 1 / math.sqrt(self.head_dim)
 
 
 def random_weights(config: Config, seed: int) -> Weights:
-    """Weights of a size that gives every layer its say."""
+    """Weights that keep the size of what they multiply, but for the embedding.
+
+    It is small next to what attention adds to it, so that what comes next depends on all tokens
+    before, and a wrong page changes it.
+    """
     numbers = np.random.default_rng(seed)
 
     def matrix(rows: int, columns: int) -> jax.Array:
@@ -51,7 +56,7 @@ def random_weights(config: Config, seed: int) -> Weights:
     query_width = config.query_heads * config.head_dim
     kv_width = config.kv_heads * config.head_dim
     return {
-        "embedding": matrix(config.vocabulary, config.width) * config.vocabulary**0.5,
+        "embedding": matrix(config.vocabulary, config.width),
         "layers": [
             {
                 "query": matrix(config.width, query_width),
@@ -89,7 +94,7 @@ def forward(
 
 
 def logits_of(weights: Weights, hidden: jax.Array) -> jax.Array:
-    """f32[tokens, vocabulary]."""
+    """f32[tokens, vocabulary]; in bfloat16, two of them would often be the same number."""
     return jnp.dot(hidden, weights["head"], preferred_element_type=jnp.float32)
 
 
@@ -146,7 +151,8 @@ def plain_states(config: Config, weights: Weights, tokens: Sequence[int]) -> jax
     # A token does not see those after it, so padding changes nothing.
     padded = np.zeros(-(-len(tokens) // 64) * 64, np.int32)
     padded[: len(tokens)] = tokens
-    return plain_forward(config, weights, padded)[: len(tokens)]
+    states: jax.Array = plain_forward(config, weights, padded)
+    return states[: len(tokens)]
 
 
 def generate_plainly(
@@ -172,8 +178,7 @@ def with_head_for(
     With a random head the two best logits come as near to each other as chance has it, and then
     bfloat16 decides between them, not the cache. A head fitted by least squares gives the token
     that comes next a logit near 1 and all others one near 0, as long as the texts have no more
-    tokens to predict than the model is wide. What it is fitted to still depends on every token
-    before: most tokens occur several times, with another one after them each time.
+    tokens to predict than the model is wide.
     """
     states, following = [], []
     for prompt, continuation in texts:

@@ -8,8 +8,8 @@ from collections.abc import Iterable
 class PagePool:
     """The pages 0 .. total - 1 of the cache; all layers use the same numbers.
 
-    Nothing has to be cleared when a page changes hands: a kernel reads no key that the sequence
-    itself has not written.
+    Nothing has to be cleared when a page changes hands: past the keys in `kv_lens`, whatever is
+    in a page does not count.
     """
 
     def __init__(self, total: int):

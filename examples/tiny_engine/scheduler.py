@@ -28,7 +28,8 @@ class Request:
     wanted: int
     generated: list[int] = dataclasses.field(default_factory=list)
     cached: int = 0  # its first tokens, whose keys and values are in the cache
-    pages: list[int] = dataclasses.field(default_factory=list)  # they hold the cached tokens
+    # They hold the cached tokens. A finished request has given them back, and remembers them.
+    pages: list[int] = dataclasses.field(default_factory=list)
 
     @property
     def tokens(self) -> list[int]:
@@ -87,7 +88,7 @@ class Scheduler:
         self.limits = limits
         self.pool = PagePool(limits.pages)
         self.waiting: list[Request] = []
-        self.running: list[Request] = []  # oldest first; those that may have pages
+        self.running: list[Request] = []  # those that may have pages, the first admitted first
 
     def add(self, request: Request) -> None:
         """Lets a request wait for its turn.
@@ -131,7 +132,7 @@ class Scheduler:
         chunk = self.limits.chunk
         return Schedule(
             decode=[share for share in shares if share.count == 1],
-            prefill=[share for share in shares if share.count == chunk],
+            prefill=[share for share in shares if share.count == chunk > 1],
             mixed=[share for share in shares if share.count not in (1, chunk)],
             preempted=preempted,
             pages_in_use=self.pool.total - self.pool.free,
