@@ -29,9 +29,9 @@ check: venv ## tell which emitted files are missing, stale, orphaned or edited b
 test: generate ## emit what is out of date, then run all tests; ARGS= goes to pytest
 	$(PY) -m pytest -n 2 --dist loadgroup $(ARGS)
 
-lint: venv ## ruff and mypy over the generator and its tests
-	$(PY) -m ruff check rpagen tests
-	$(PY) -m ruff format --check rpagen tests
+lint: venv ## ruff and mypy over the generator, its tests and the example
+	$(PY) -m ruff check rpagen tests examples
+	$(PY) -m ruff format --check rpagen tests examples
 	$(PY) -m mypy
 
 clean: ## remove .venv and all caches; what is checked in stays
