@@ -20,7 +20,7 @@ from rpa_kernels import registry
 from spec_fixtures import SPECS, write
 
 from rpagen.evidence import reference
-from rpagen.spec import axes, expand, load, model, rules
+from rpagen.spec import axes, expand, load, model, option, rules
 
 # The keyword arguments of upstream, and their defaults: DESIGN section 4.
 OLD_FORM = {
@@ -478,7 +478,11 @@ def test_a_miss_that_can_be_added():
         "  rpa_soft_cap: features [soft_cap]\n"
         "  rpa_kv_share: features [kv_share]\n"
         "  rpa_bidirectional: features [bidirectional]\n"
-        "to add it, put this below `combos:` in the spec of family rpa, and run `rpagen"
+        "to have it in a folder of your own, type:\n"
+        "  rpagen emit --set layout=head_interleaved --set query.dtype=bfloat16 --set"
+        " kv.dtype=bfloat16 --set quantization=none --set features=soft_cap,bidirectional,kv_share"
+        " -o DIR\n"
+        "to add it here, put this below `combos:` in the spec of family rpa, and run `rpagen"
         " generate`:\n"
         "  - {layout: head_interleaved, query.dtype: bfloat16, kv.dtype: bfloat16,"
         " quantization: none, features: [soft_cap, bidirectional, kv_share]}"
@@ -585,6 +589,7 @@ def test_every_miss_gives_the_reasons_of_the_rules_or_a_line_that_adds_the_varia
     """The line is taken from the error, put into the family's spec, and makes that variant."""
     emitted = {variant.key for variant in expand.load_variants(SPECS)}
     lines = {}
+    families = load.load_families(SPECS)
     for key in all_keys():
         fields = dataclasses.asdict(key)
         asked = registry.Key(**fields, generation="v6e")
@@ -601,6 +606,10 @@ def test_every_miss_gives_the_reasons_of_the_rules_or_a_line_that_adds_the_varia
         family, line = re.search(r"spec of family (\w+), .*:\n(  - .*)$", text).groups()
         assert family == "rpa"
         lines[key] = line
+        (command,) = re.findall(r"^  rpagen emit (.*) -o DIR$", text, re.MULTILINE)
+        chosen = option.settings([each.strip() for each in command.split("--set ") if each])
+        (made,) = option.variants(option.family_for(chosen, families), chosen, command)
+        assert made.key == key
     assert len(lines) > 50
 
     # All lines at once leave the extended tier nothing to add, which is an error of its own.
