@@ -20,14 +20,14 @@ from rpagen.emit.mistakes import EmitError
 from rpagen.errors import FileError
 
 ROOT = Path(__file__).parent.parent
-SIDE_FILES = {".gitattributes", "pyproject.toml", "MANIFEST.json"}
+SIDE_FILES = {".gitattributes", "pyproject.toml", "rpa_kernels/py.typed", "MANIFEST.json"}
 
 
 def test_a_cold_run_emits_every_file(emitted):
     report = emitted.generate()
     assert report.rendered == [ONE, TWO]
     assert set(report.written) == {ONE, TWO} | SIDE_FILES
-    assert report.total == 5
+    assert report.total == 6
     assert set(emitted.snapshot()) == {ONE, TWO} | SIDE_FILES
     assert emitted.check() == {}
 

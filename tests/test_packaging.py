@@ -121,6 +121,7 @@ def test_the_emitted_package_installs_and_imports_alone(tmp_path):
         modules = {name for name in archive.namelist() if name.endswith(".py")}
         (metadata,) = (name for name in archive.namelist() if name.endswith("METADATA"))
         said = archive.read(metadata).decode()
+        assert "rpa_kernels/py.typed" in archive.namelist()
     assert modules == {f"rpa_kernels/{path.name}" for path in (ROOT / "generated").rglob("*.py")}
     assert re.findall(r"^Requires-Dist: (.*)$", said, re.MULTILINE) == ["jax>=0.10.2"]
     code = (

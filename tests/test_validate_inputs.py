@@ -115,6 +115,17 @@ def test_the_cases_that_kernels_are_tested_with_are_legal(key):
         )
 
 
+def test_of_operands_that_are_not_there_yet_the_form_is_enough():
+    """As an engine has them, whose queries, keys and values exist within a jitted step alone."""
+    operands = call(LENGTHS, DISTRIBUTION)
+    forms = [jax.ShapeDtypeStruct(each.shape, each.dtype) for each in operands[:4]]
+    rpa_kernels.validate_inputs(*forms, *operands[4:])
+    forms[1] = jax.ShapeDtypeStruct((11, 1, 16), jnp.bfloat16)
+    assert fault([*forms, *operands[4:]]) == fault(
+        [operands[0], operands[1][:11], operands[2], *operands[3:]]
+    )
+
+
 def test_pages_before_the_window_are_not_used():
     """Decode of key 11 with a window of 3 reads keys 9 to 11, in the last page."""
     operands = call([(1, 12), (4, 12)], (1, 1, 2), [[-1, 99, 0], [-1, 2, 3]])

@@ -86,10 +86,10 @@ class Engine:
         """Checks what the kernel takes for granted: a wrong page would corrupt other sequences."""
         config, tokens = self.config, batch.tokens.shape[0]
 
-        def form(heads: int) -> np.ndarray:
+        def form(heads: int) -> jax.ShapeDtypeStruct:
             # Queries, keys and values exist within the step alone. Only their form is checked.
-            one = np.zeros((), jnp.dtype(config.dtype))
-            return np.broadcast_to(one, (tokens, heads, config.head_dim))
+            shape = (tokens, heads, config.head_dim)
+            return jax.ShapeDtypeStruct(shape, config.dtype)  # type: ignore[no-untyped-call]
 
         rpa_kernels.validate_inputs(
             form(config.query_heads),
