@@ -32,11 +32,12 @@ def test_continuous_integration_runs_the_make_commands(command: str):
 
 
 @pytest.mark.parametrize("command", [each for each in commands() if not each.startswith("make ")])
-def test_other_commands_run(command: str):
+def test_other_commands_run(command: str, tmp_path: Path):
     rpagen = f"{shlex.quote(sys.executable)} -m rpagen"
+    command = command.replace("/tmp", shlex.quote(str(tmp_path)))
     words = shlex.split(command.replace(".venv/bin/rpagen", rpagen))
     done = subprocess.run(words, cwd=ROOT, capture_output=True, text=True, check=False)
-    assert done.returncode == (1 if words[0] == "diff" else 0), done.stderr  # diff: they differ
+    assert done.returncode == 0, done.stderr
     assert done.stdout
 
 
