@@ -13,10 +13,10 @@ from typing import NoReturn
 
 import rpagen
 from rpagen import errors
-from rpagen.commands import check, generate, list, schema, shared
+from rpagen.commands import check, generate, list, recommend, schema, shared
 from rpagen.errors import RpagenError
 
-VERBS = (generate, check, list, schema)
+VERBS = (generate, check, list, schema, recommend)
 
 BAD_INPUT = 2
 # What a shell reports for a process that a signal ended.

@@ -44,18 +44,19 @@ class RpagenError(Exception):
         return "\n".join([self.problem, *(f"  {note}" for note in self.notes)])
 
 
-class SpecError(RpagenError):
-    """A spec is wrong.
+class InputError(RpagenError):
+    """A file or an option is wrong.
 
-    mark: the place. field: the dotted path of what is wrong there; empty for a whole file.
+    place: the file, with line and column where they are known, or the option. field: the dotted
+    path of what is wrong there; empty for all of it.
     expected: what would have been right. next_step: what to type or change.
     """
 
     def __init__(
-        self, problem: str, *, mark: Mark, field: str, expected: str, next_step: str
+        self, problem: str, *, place: str, field: str = "", expected: str, next_step: str
     ) -> None:
         super().__init__(problem)
-        self.mark = mark
+        self.place = place
         self.field = field
         self.expected = expected
         self.next_step = next_step
@@ -63,9 +64,7 @@ class SpecError(RpagenError):
     def parts(self) -> dict[str, object]:
         """What the error says, by part, as `--json` prints it."""
         return {
-            "file": self.mark.file,
-            "line": self.mark.line,
-            "column": self.mark.column,
+            **self._place_parts(),
             "field": self.field,
             "problem": self.problem,
             "expected": self.expected,
@@ -73,8 +72,11 @@ class SpecError(RpagenError):
             "notes": list(self.notes),
         }
 
+    def _place_parts(self) -> dict[str, object]:
+        return {"place": self.place}
+
     def __str__(self) -> str:
-        where = f"{self.mark}: {self.field}" if self.field else str(self.mark)
+        where = f"{self.place}: {self.field}" if self.field else self.place
         lines = [
             f"{where}: {self.problem}",
             f"  expected: {self.expected}",
@@ -82,6 +84,21 @@ class SpecError(RpagenError):
             *(f"  {note}" for note in self.notes),
         ]
         return "\n".join(lines)
+
+
+class SpecError(InputError):
+    """A spec is wrong; `mark` is the place."""
+
+    def __init__(
+        self, problem: str, *, mark: Mark, field: str, expected: str, next_step: str
+    ) -> None:
+        super().__init__(
+            problem, place=str(mark), field=field, expected=expected, next_step=next_step
+        )
+        self.mark = mark
+
+    def _place_parts(self) -> dict[str, object]:
+        return {"file": self.mark.file, "line": self.mark.line, "column": self.mark.column}
 
 
 @contextlib.contextmanager

@@ -12,6 +12,7 @@ import math
 
 LANES = 128  # values in a row of a vector register
 MOST_HEAD_DIM = 256
+MOST_TOKENS = 1 << 30  # of a window: positions plus this are int32
 SMEM_BYTES = 1 << 20  # per core
 SMEM_OF_COMPILER = 8 << 10  # what it keeps for itself; it was seen to take 3 KiB
 VMEM_BYTES = {"v5e": 128 << 20, "v6e": 128 << 20, "v7x": 64 << 20}  # per core
