@@ -51,8 +51,6 @@ OTHER_SHAPES = (
 SINKS = ("attention_sink", "attn_sink")
 """Parts of the names of fields that ask for attention sinks."""
 
-ALIBI_TYPES = ("bloom", "mpt")
-
 
 @dataclasses.dataclass(frozen=True)
 class Layer:
@@ -136,7 +134,7 @@ def load(path: Path) -> Model:
         layers=_layers(fields, known_type, notes),
         heads=heads,
         max_tokens=fields.whole("max_position_embeddings", budget.MOST_TOKENS),
-        missing=tuple(_missing(fields, known_type, heads)),
+        missing=tuple(_missing(fields, name, known_type, heads)),
         notes=tuple(notes),
     )
 
@@ -159,12 +157,10 @@ def _different(outer: Document, fields: Document, model_type: str) -> Iterator[s
             f"multi-head latent attention (kv_lora_rank {rank}): its cache holds one compressed row"
             " for all heads of a token, which no kernel here reads yet"
         )
-    of_attention = fields.fields.get("attn_config")
-    inner = Document(fields.file, f"{fields.path}attn_config.", {})
-    if isinstance(of_attention, dict):
-        inner = dataclasses.replace(inner, fields=of_attention)
-    is_alibi = model_type in ALIBI_TYPES and inner.flag("alibi") is not False
-    if is_alibi or fields.flag("alibi") or fields.word("position_embedding_type") == "alibi":
+    of_attention = fields.inner("attn_config") or Document(fields.file, "", {})
+    flags = (fields.flag("alibi"), of_attention.flag("alibi"))
+    is_named = fields.word("position_embedding_type") == "alibi"
+    if any(flags) or is_named or model_type == "bloom":
         yield "ALiBi: it adds a bias to the scores by position, which no kernel here does yet"
     if outer.flag("is_encoder_decoder") or fields.flag("is_encoder_decoder"):
         yield (
@@ -272,9 +268,9 @@ def _refuse_old_name(fields: Document, name: str) -> None:
     if old is not None:
         fields.refuse(
             name,
-            f"is missing; there is {old} instead",
-            "the names that transformers has for llama",
-            f"write {name} in, in its sense: {', '.join(OLD_NAMES)}",
+            f"is missing, and there is {old}, an older name or sense of it",
+            f"{', '.join(OLD_NAMES)}, as a llama has them",
+            f"write {name} in",
         )
 
 
@@ -304,12 +300,13 @@ def _implied_types(
     """The attention of every layer where the file does not list it."""
     window = fields.whole("sliding_window", budget.MOST_TOKENS)
     chunk = fields.whole("attention_chunk_size", budget.MOST_TOKENS)
-    if fields.flag("use_sliding_window") is False:
+    if fields.flag("use_sliding_window") is False and window is not None:
+        notes.append(f"sliding_window {window} is not used: use_sliding_window is false")
         window = None
     if known_type is None:
         known_type = _pattern_of_unknown(fields, window, chunk, notes)
     elif known_type.most == FULL and window is not None:
-        notes.append("sliding_window is in the file, but models of this type do not use it")
+        notes.append(f"sliding_window {window} is not used by models of this type")
     most = known_type.most
     if (most == SLIDING and window is None) or (most == CHUNKED and chunk is None):
         return [FULL] * count
@@ -319,9 +316,7 @@ def _implied_types(
     first = 0
     if known_type.begins_late:
         first = _needed(fields, "max_window_layers", MOST_LAYERS, least=0)
-    period = known_type.period
-    if period:
-        period = fields.whole("sliding_window_pattern", MOST_LAYERS) or period
+    period = known_type.period and (_period(fields) or known_type.period)
     return [
         FULL if layer < first or (period and (layer + 1) % period == 0) else most
         for layer in range(count)
@@ -336,10 +331,10 @@ def _pattern_of_unknown(
         return ModelType(CHUNKED, fields.whole("no_rope_layer_interval", MOST_LAYERS) or 0)
     if window is None:
         return ModelType()
-    period = fields.whole("sliding_window_pattern", MOST_LAYERS) or 0
+    period = _period(fields) or 0
     begins_late = fields.whole("max_window_layers", MOST_LAYERS, least=0) is not None
     which = (
-        f"all layers but every {period}th, by sliding_window_pattern"
+        f"all layers but one in {period}, by sliding_window_pattern"
         if period
         else "the layers from max_window_layers on"
         if begins_late
@@ -347,6 +342,18 @@ def _pattern_of_unknown(
     )
     notes.append(f"the sliding window was taken to be in {which}")
     return ModelType(SLIDING, period, begins_late=begins_late and not period)
+
+
+def _period(fields: Document) -> int | None:
+    """Every how many layers one is full."""
+    if isinstance(fields.fields.get("sliding_window_pattern"), str):
+        fields.refuse(
+            "sliding_window_pattern",
+            f"is the text {quoted(fields.fields['sliding_window_pattern'])}",
+            f"a whole number from 1 to {MOST_LAYERS}",
+            "give layer_types instead, a word for each layer",
+        )
+    return fields.whole("sliding_window_pattern", MOST_LAYERS)
 
 
 def _rope_of_layers(fields: Document, period: int, count: int) -> list[int]:
@@ -358,12 +365,14 @@ def _rope_of_layers(fields: Document, period: int, count: int) -> list[int]:
     return [int(period == 0 or (layer + 1) % period != 0) for layer in range(count)]
 
 
-def _missing(fields: Document, known_type: ModelType | None, heads: Heads) -> Iterator[str]:
+def _missing(
+    fields: Document, model_type: str, known_type: ModelType | None, heads: Heads
+) -> Iterator[str]:
     """What all layers need and no kernel here computes."""
     asking = [name for name in fields.fields if any(sink in name.lower() for sink in SINKS)]
     asking = [escaped(name) for name in asking if fields.fields[name]]
     if asking or (known_type is not None and known_type.has_sinks):
-        said = listed(asking) or f"model_type {fields.word('model_type')}"
+        said = listed(asking) or f"model_type {model_type}"
         yield (
             f"attention sinks ({said}): the softmax of each head counts one more score, without a"
             " key, which no kernel here does yet"

@@ -19,10 +19,6 @@ class _DuplicateKeyError(ValueError):
     pass
 
 
-class _NoNumberError(ValueError):
-    pass
-
-
 @dataclasses.dataclass(frozen=True)
 class Document:
     """An object of a file, whose fields are checked as they are read; null is like absent.
@@ -116,7 +112,8 @@ def read(path: Path) -> Document:
     file = escaped(str(path))
     text = _text(path, file)
     try:
-        value = json.loads(text, object_pairs_hook=_object, parse_constant=_refuse_constant)
+        # NaN and Infinity are read, as transformers does: only a field that is needed matters.
+        value = json.loads(text, object_pairs_hook=_object)
     except json.JSONDecodeError as error:
         raise _no_config(
             f"{error.msg[0].lower()}{error.msg[1:]}", f"{file}:{error.lineno}:{error.colno}"
@@ -128,8 +125,6 @@ def read(path: Path) -> Document:
             expected="every key once in its object",
             next_step="remove one of the two",
         ) from None
-    except _NoNumberError as error:
-        raise _no_config(f"{error} is no number", file) from None
     except RecursionError:
         raise _no_config("it is nested too deeply", file) from None
     except ValueError:  # of Python's own limit on digits
@@ -184,10 +179,6 @@ def _object(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     return found
 
 
-def _refuse_constant(word: str) -> NoReturn:
-    raise _NoNumberError(word)
-
-
 def _said(value: Any) -> str:
     """A value of the file as an error repeats it."""
     match value:
@@ -197,8 +188,10 @@ def _said(value: Any) -> str:
             return "true" if value else "false"
         case int() if abs(value) >= 1 << 63:
             return "a number of more than 63 bits"
+        case float() if math.isnan(value):
+            return "NaN"
         case float() if math.isinf(value):
-            return "a number that is too large"
+            return "infinite"
         case float():
             return f"the number {value!r}"
         case list():
