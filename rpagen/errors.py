@@ -118,8 +118,12 @@ def quoted(text: str) -> str:
 
 def escaped(text: str) -> str:
     """A user's own text, safe to print: without control characters, and cut where it is long."""
-    cut = text if len(text) <= SHOWN_LENGTH else text[:SHOWN_LENGTH] + "..."
-    return "".join(c if c.isprintable() else c.encode("unicode_escape").decode() for c in cut)
+    return printable(text if len(text) <= SHOWN_LENGTH else text[:SHOWN_LENGTH] + "...")
+
+
+def printable(text: str) -> str:
+    """All of a user's own text, such as a path, without control characters."""
+    return "".join(c if c.isprintable() else c.encode("unicode_escape").decode() for c in text)
 
 
 def listed(words: Iterable[object]) -> str:

@@ -152,6 +152,6 @@ def _of_kind(answer: Recommendation, kind: Kind) -> dict[str, object]:
 
 
 def _size(text: str) -> int:
-    if not text.isdecimal() or not 1 <= int(text[:20]) <= MOST:
+    if not (text.isascii() and text.isdecimal()) or not 1 <= int(text[:20]) <= MOST:
         raise argparse.ArgumentTypeError(f"{text[:20]!r} is no whole number from 1 to {MOST}")
     return int(text)

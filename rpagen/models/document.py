@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, NoReturn
 
-from rpagen.errors import InputError, escaped, listed, quoted
+from rpagen.errors import InputError, escaped, listed, printable, quoted
 
 MOST_BYTES = 1 << 22
 """Of a file that is read. Real ones have a few thousand."""
@@ -109,7 +109,7 @@ def read(path: Path) -> Document:
     Raises:
         InputError: if it holds none.
     """
-    file = escaped(str(path))
+    file = printable(str(path))
     text = _text(path, file)
     try:
         # NaN and Infinity are read, as transformers does: only a field that is needed matters.
@@ -143,7 +143,7 @@ def _text(path: Path, file: str) -> str:
             "it is a folder",
             place=file,
             expected="the config.json of a model",
-            next_step=f"name the file in it: {escaped(str(path / 'config.json'))}",
+            next_step=f"name the file in it: {printable(str(path / 'config.json'))}",
         ) from None
     except (OSError, ValueError) as error:
         reason = error.strerror if isinstance(error, OSError) else str(error)

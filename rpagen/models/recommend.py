@@ -9,7 +9,7 @@ import os
 from collections.abc import Iterator, Sequence
 
 from rpagen.console import counted
-from rpagen.errors import InputError, listed
+from rpagen.errors import InputError, listed, quoted
 from rpagen.models.config import Heads, Layer, Model
 from rpagen.models.known import CHUNKED, FULL, SLIDING
 from rpagen.spec import axes, budget, expand, launches, rules
@@ -361,7 +361,7 @@ def _missing(layer: Layer, heads: Heads) -> tuple[str, ...]:
             " only",
         )
     if layer.attention not in (FULL, *BOUNDS):
-        return (f"layers of type {layer.attention}: no kernel here computes them",)
+        return (f"layers of type {quoted(layer.attention)}: no kernel here computes them",)
     return ()
 
 
