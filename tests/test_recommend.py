@@ -643,9 +643,18 @@ def test_a_variant_that_is_not_checked_in_says_how_to_have_it(run):
     assert (
         "  variant: rpa_float8_e5m2_sliding_window (bfloat16 queries, float8_e5m2 cache, sliding"
         " window)\n"
-        "    it is not among the checked-in kernels: rpagen emit rpa_float8_e5m2_sliding_window -o"
-        " DIR\n"
+        "    it is not among the checked-in kernels; to have it alone, or in a package of all\n"
+        "    variants, whose dispatch the call below needs:\n"
+        "      rpagen emit rpa_float8_e5m2_sliding_window -o DIR\n"
+        "      rpagen generate --tier all -o DIR\n"
     ) in out
+
+
+def test_commands_to_type_are_for_the_same_specs(run, tmp_path):
+    specs = specs_with(tmp_path / "my specs", {})
+    name = CONFIGS / "mistral-7b-v0.1.json"
+    out = run(name, "--kv-dtype", "float8_e5m2", "--specs", specs)[1]
+    assert f"      rpagen generate --tier all --specs '{specs}' -o DIR\n" in out
 
 
 def test_rules_that_refuse_a_variant_are_quoted(run):

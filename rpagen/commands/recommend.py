@@ -7,6 +7,7 @@ import dataclasses
 from pathlib import Path
 
 from rpagen.commands import shared
+from rpagen.emit import resources
 from rpagen.models.recommend import Kind, Recommendation, Request
 from rpagen.spec import axes
 from rpagen.spec.model import GENERATIONS
@@ -101,7 +102,8 @@ def run(options: argparse.Namespace) -> int:
     if options.json:
         shared.print_json(_record(answer))
     else:
-        print(text.report(answer))
+        is_usual = options.specs == resources.specs_dir()
+        print(text.report(answer, () if is_usual else ("--specs", str(options.specs))))
     return shared.ALL_WELL if answer.is_served else shared.FELL_SHORT
 
 

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import itertools
+import shlex
 import textwrap
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 
 from rpagen.console import counted, table
 from rpagen.models.known import CHUNKED, SLIDING
@@ -19,10 +20,10 @@ LINE = 100
 """Columns after which a sentence goes on in the next line."""
 
 
-def report(answer: Recommendation) -> str:
-    """The whole answer."""
+def report(answer: Recommendation, specs: Sequence[str] = ()) -> str:
+    """The whole answer; `specs` are the options of other commands for the same specs."""
     parts = ["\n".join(_summary(answer))]
-    parts += ["\n".join(_of_kind(answer, kind)) for kind in answer.kinds]
+    parts += ["\n".join(_of_kind(answer, kind, specs)) for kind in answer.kinds]
     if answer.notes:
         parts.append("\n".join(["notes:", *(_sentence("  - ", note) for note in answer.notes)]))
     return "\n\n".join(parts)
@@ -122,7 +123,7 @@ def _of_pages(answer: Recommendation, pages: Pages) -> Iterator[str]:
         yield f"KV cache on each device: {answer.cache_bytes} bytes a token in {layers}"
 
 
-def _of_kind(answer: Recommendation, kind: Kind) -> Iterator[str]:
+def _of_kind(answer: Recommendation, kind: Kind, specs: Sequence[str]) -> Iterator[str]:
     yield title(kind)
     if kind.serving is None:
         yield from (_sentence("  not served: ", reason) for reason in kind.missing)
@@ -130,9 +131,11 @@ def _of_kind(answer: Recommendation, kind: Kind) -> Iterator[str]:
     serving = kind.serving
     yield f"  variant: {serving.variant.name} ({_why(answer, kind)})"
     if serving.variant.tier != TIERS[0]:
-        yield (
-            f"    it is not among the checked-in kernels: rpagen emit {serving.variant.name} -o DIR"
-        )
+        alone = ("rpagen", "emit", serving.variant.name, *specs)
+        every = ("rpagen", "generate", "--tier", "all", *specs)
+        yield "    it is not among the checked-in kernels; to have it alone, or in a package of all"
+        yield "    variants, whose dispatch the call below needs:"
+        yield from (f"      {shlex.join(words)} -o DIR" for words in (alone, every))
     yield from _of_cache(answer, kind, serving)
     yield "  default blocks, in tokens:"
     yield from _indented(_blocks(answer, serving))
