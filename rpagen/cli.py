@@ -13,10 +13,20 @@ from typing import NoReturn
 
 import rpagen
 from rpagen import errors
-from rpagen.commands import check, diff, emit, explain, generate, list, schema, shared
+from rpagen.commands import (
+    check,
+    diff,
+    emit,
+    explain,
+    generate,
+    list,
+    recommend,
+    schema,
+    shared,
+)
 from rpagen.errors import RpagenError
 
-VERBS = (generate, check, list, explain, diff, emit, schema)
+VERBS = (generate, check, list, explain, diff, emit, recommend, schema)
 
 BAD_INPUT = 2
 # What a shell reports for a process that a signal ended.

@@ -18,6 +18,11 @@ def table(headings: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
     )
 
 
+def counted(count: int, thing: str) -> str:
+    """A number of things: `1 layer`, `2 layers`."""
+    return f"{count} {thing}" if count == 1 else f"{count} {thing}s"
+
+
 class ProgressBar:
     """A bar on standard error, drawn over itself; nothing where that is no terminal.
 

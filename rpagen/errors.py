@@ -44,18 +44,19 @@ class RpagenError(Exception):
         return "\n".join([self.problem, *(f"  {note}" for note in self.notes)])
 
 
-class SpecError(RpagenError):
-    """A spec is wrong.
+class InputError(RpagenError):
+    """A file or an option is wrong.
 
-    mark: the place. field: the dotted path of what is wrong there; empty for a whole file.
+    place: the file, with line and column where they are known, or the option. field: the dotted
+    path of what is wrong there; empty for all of it.
     expected: what would have been right. next_step: what to type or change.
     """
 
     def __init__(
-        self, problem: str, *, mark: Mark, field: str, expected: str, next_step: str
+        self, problem: str, *, place: str, field: str = "", expected: str, next_step: str
     ) -> None:
         super().__init__(problem)
-        self.mark = mark
+        self.place = place
         self.field = field
         self.expected = expected
         self.next_step = next_step
@@ -63,9 +64,7 @@ class SpecError(RpagenError):
     def parts(self) -> dict[str, object]:
         """What the error says, by part, as `--json` prints it."""
         return {
-            "file": self.mark.file,
-            "line": self.mark.line,
-            "column": self.mark.column,
+            **self._place_parts(),
             "field": self.field,
             "problem": self.problem,
             "expected": self.expected,
@@ -73,8 +72,11 @@ class SpecError(RpagenError):
             "notes": list(self.notes),
         }
 
+    def _place_parts(self) -> dict[str, object]:
+        return {"place": self.place}
+
     def __str__(self) -> str:
-        where = f"{self.mark}: {self.field}" if self.field else str(self.mark)
+        where = f"{self.place}: {self.field}" if self.field else self.place
         lines = [
             f"{where}: {self.problem}",
             f"  expected: {self.expected}",
@@ -84,50 +86,19 @@ class SpecError(RpagenError):
         return "\n".join(lines)
 
 
-class PlacedError(RpagenError):
-    """Something that is not in a spec is wrong: an option, or a file.
+class SpecError(InputError):
+    """A spec is wrong; `mark` is the place."""
 
-    place: what is wrong, as typed. expected: what would have been right. next_step: what to do.
-    """
+    def __init__(
+        self, problem: str, *, mark: Mark, field: str, expected: str, next_step: str
+    ) -> None:
+        super().__init__(
+            problem, place=str(mark), field=field, expected=expected, next_step=next_step
+        )
+        self.mark = mark
 
-    place_name = "place"
-
-    def __init__(self, problem: str, *, place: str, expected: str, next_step: str) -> None:
-        super().__init__(problem)
-        self.place = place
-        self.expected = expected
-        self.next_step = next_step
-
-    def parts(self) -> dict[str, object]:
-        """What the error says, by part, as `--json` prints it."""
-        return {
-            self.place_name: self.place,
-            "problem": self.problem,
-            "expected": self.expected,
-            "next_step": self.next_step,
-            "notes": list(self.notes),
-        }
-
-    def __str__(self) -> str:
-        lines = [
-            f"{self.place}: {self.problem}",
-            f"  expected: {self.expected}",
-            f"  next: {self.next_step}",
-            *(f"  {note}" for note in self.notes),
-        ]
-        return "\n".join(lines)
-
-
-class OptionError(PlacedError):
-    """What an option of a command says is wrong."""
-
-    place_name = "option"
-
-
-class FileError(PlacedError):
-    """A file cannot be read or written."""
-
-    place_name = "file"
+    def _place_parts(self) -> dict[str, object]:
+        return {"file": self.mark.file, "line": self.mark.line, "column": self.mark.column}
 
 
 @contextlib.contextmanager
@@ -147,8 +118,12 @@ def quoted(text: str) -> str:
 
 def escaped(text: str) -> str:
     """A user's own text, safe to print: without control characters, and cut where it is long."""
-    cut = text if len(text) <= SHOWN_LENGTH else text[:SHOWN_LENGTH] + "..."
-    return "".join(c if c.isprintable() else c.encode("unicode_escape").decode() for c in cut)
+    return printable(text if len(text) <= SHOWN_LENGTH else text[:SHOWN_LENGTH] + "...")
+
+
+def printable(text: str) -> str:
+    """All of a user's own text, such as a path, without control characters."""
+    return "".join(c if c.isprintable() else c.encode("unicode_escape").decode() for c in text)
 
 
 def listed(words: Iterable[object]) -> str:

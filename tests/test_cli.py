@@ -46,7 +46,7 @@ def command(*arguments, **options) -> subprocess.Popen:
 def test_help_names_every_verb(run):
     status, out, _ = run("--help")
     assert status == 0
-    assert all(re.search(rf"^ +{verb} ", out, re.MULTILINE) for verb in VERBS)
+    assert all(re.search(rf"^ +{verb}\b", out, re.MULTILINE) for verb in VERBS)
 
 
 @pytest.mark.parametrize("verb", VERBS)

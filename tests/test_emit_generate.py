@@ -17,7 +17,7 @@ from emit_fixtures import emitted as emitted  # a fixture
 from rpagen.emit import header, package, write
 from rpagen.emit.format import formatted
 from rpagen.emit.mistakes import EmitError
-from rpagen.errors import FileError
+from rpagen.errors import InputError
 
 ROOT = Path(__file__).parent.parent
 SIDE_FILES = {".gitattributes", "pyproject.toml", "rpa_kernels/py.typed", "MANIFEST.json"}
@@ -183,7 +183,7 @@ def test_a_full_disk_leaves_everything_as_it_was(emitted, monkeypatch):
             raise OSError(28, "No space left on device")
 
     monkeypatch.setattr(os, "fsync", fsync)
-    with pytest.raises(FileError) as caught:
+    with pytest.raises(InputError) as caught:
         emitted.generate()
     assert str(caught.value) == (
         f"{emitted.path(TWO)}: cannot be written: No space left on device; no file was changed\n"
@@ -296,7 +296,7 @@ def test_a_killed_generation_leaves_nothing_behind(tmp_path, delay):
 def test_something_in_the_way_is_named_and_nothing_is_changed(tmp_path, prepare, name, said):
     root = tmp_path / "tree"
     prepare(root)
-    with pytest.raises(FileError) as caught:
+    with pytest.raises(InputError) as caught:
         write.write_changed(root, {"b.py": "b\n", "a.py": "a\n"})
     place, _, rest = str(caught.value).partition(": ")
     assert place == str(root / name).rstrip("/")

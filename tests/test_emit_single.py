@@ -11,6 +11,7 @@ from cli_fixtures import run as run  # a fixture
 from spec_fixtures import PLAIN, write
 
 from rpagen.emit import header
+from rpagen.errors import InputError
 from rpagen.spec import axes, expand, load, option
 
 ROOT = Path(__file__).parent.parent
@@ -265,7 +266,7 @@ def test_no_value_gives_a_traceback(path):
         "- x",
         "9" * 5000,
     ):
-        with pytest.raises(option.OptionError) as caught:
+        with pytest.raises(InputError) as caught:
             option.settings([f"{path}={value}"])
         said = str(caught.value)
         assert said.startswith(f"--set {path}=") and said.replace("\n", "").isprintable()
@@ -295,10 +296,11 @@ def test_names_there_are_not(run, tmp_path, arguments, said):
 
 def test_with_json_the_parts_are_kept_apart(run, tmp_path):
     """`emit` prints paths, so its errors have their parts in Python only."""
-    with pytest.raises(option.OptionError) as caught:
+    with pytest.raises(InputError) as caught:
         option.settings(["kv.dtype=int9"])
     assert json.loads(json.dumps(caught.value.parts())) == {
-        "option": "--set kv.dtype=int9",
+        "place": "--set kv.dtype=int9",
+        "field": "",
         "problem": 'the text "int9" is not allowed here',
         "expected": f"one of {VALUES}",
         "next_step": "did you mean int8?",

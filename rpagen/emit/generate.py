@@ -45,7 +45,7 @@ def generate(
         SpecError: a spec is wrong.
         EmitError: a template is wrong, a body is no Python or breaks a rule of `lint`, or `root`
             is somebody else's project.
-        FileError: a file could not be read or written. After any of these no file has changed.
+        InputError: a file could not be read or written. After any of these no file has changed.
     """
     package.refuse_foreign(root)
     wanted = plan.make(root, specs, tier)

@@ -20,7 +20,7 @@ def emit(folder: Path, variants: Sequence[Variant], command: str, force: bool = 
 
     Raises:
         EmitError: a template is wrong, or a file that is not to be overwritten is in the way.
-        FileError: the folder cannot be written. After either no file has changed.
+        InputError: the folder cannot be written. After either no file has changed.
     """
     catalogue = Catalogue(tuple(variants), ())
     modules = {

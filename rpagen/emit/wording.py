@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 
-from rpagen.spec import axes, budget
+from rpagen.spec import axes, budget, launches
+from rpagen.spec.budget import Problem
 from rpagen.spec.model import BIT_WIDTHS, Variant
 
 RECORD_FIELDS = (
@@ -21,12 +23,6 @@ RECORD_FIELDS = (
 )
 """The fields of a variant that its record in the emitted package has, besides its launches."""
 
-# The call whose budget a docstring gives: one layer of an 8B model.
-_EXAMPLE = {"kv_heads": 8, "group": 4, "head_dim": 128}
-_EXAMPLE_PAGE_SIZE = 64
-_EXAMPLE_PAGES = 128
-_EXAMPLE_SEQUENCES = 64
-_EXAMPLE_TOKENS = 2048
 _EXAMPLE_CHUNK = 512
 _EXAMPLE_GENERATION = "v6e"
 
@@ -123,52 +119,40 @@ def _operands(variant: Variant) -> list[tuple[str, str]]:
 
 def _budget(variant: Variant) -> list[str]:
     """The default blocks and the scratch of each launch, for one usual call."""
-    kv_row_bytes = _kv_row_bytes(variant)
-    sizes = {
-        **_EXAMPLE,
-        "query_bytes": BIT_WIDTHS[variant.query_dtype] // 8,
-        "kv_row_bytes": kv_row_bytes,
-    }
+    problem = _example(variant)
     rows: list[tuple[str, ...]] = [
         ("launch", "query block", "KV block", "query tile", "compute block", "VMEM")
     ]
-    for launch, plan in variant.launches.items():
-        static_tokens = {"decode": 1, "prefill": _EXAMPLE_CHUNK}.get(launch)
-        blocks = budget.default_blocks(
-            launch,
-            vmem_limit_bytes=budget.VMEM_BYTES[_EXAMPLE_GENERATION],
-            static_tokens=static_tokens,
-            tokens=_EXAMPLE_TOKENS,
-            max_keys=_EXAMPLE_PAGES * _EXAMPLE_PAGE_SIZE,
-            page_size=_EXAMPLE_PAGE_SIZE,
-            kv_slots=plan.kv_slots,
-            **sizes,
-        )
-        query_block, kv_block, _, compute_block = blocks
-        vmem = budget.vmem_bytes(
-            kv_slots=plan.kv_slots,
-            query_block=query_block,
-            kv_block=kv_block,
-            compute_block=compute_block,
-            **sizes,
-        )
-        rows.append((launch, *map(str, blocks), f"{vmem / 2**20:.1f} MiB"))
-    smem = budget.smem_bytes(_EXAMPLE_SEQUENCES, _EXAMPLE_PAGES)
-    kv_heads, query_heads = _EXAMPLE["kv_heads"], _EXAMPLE["kv_heads"] * _EXAMPLE["group"]
+    for each in launches.plan(variant, problem, _EXAMPLE_GENERATION, _EXAMPLE_CHUNK):
+        vmem = f"{each.vmem_bytes / 2**20:.1f} MiB"
+        rows.append((each.launch, *map(str, each.blocks), vmem))
+    smem = budget.smem_bytes(problem.sequences, problem.pages_per_sequence)
     return [
         f"Default blocks (tokens) and scratch on {_EXAMPLE_GENERATION} with"
-        f" {query_heads} query heads, {kv_heads} kv heads,",
-        f"head dim {_EXAMPLE['head_dim']}, {_EXAMPLE_SEQUENCES} sequences, and"
-        f" {_EXAMPLE_PAGES} pages of {_EXAMPLE_PAGE_SIZE} for each, which take"
+        f" {problem.query_heads} query heads, {problem.kv_heads} kv heads,",
+        f"head dim {problem.head_dim}, {problem.sequences} sequences, and"
+        f" {problem.pages_per_sequence} pages of {problem.page_size} for each, which take"
         f" {smem / 2**10:.0f} KiB of SMEM:",
         *_columns(rows),
     ]
 
 
-def _kv_row_bytes(variant: Variant) -> int:
-    """What K and V of all heads take for one token, in the call that a docstring speaks of."""
-    heads = 2 * _EXAMPLE["kv_heads"]
-    return heads * _EXAMPLE["head_dim"] * BIT_WIDTHS[variant.kv_dtype] // 8
+def _example(variant: Variant) -> Problem:
+    """The call that a docstring speaks of: one layer of an 8B model."""
+    page_size, kv_heads, head_dim = 64, 8, 128
+    value_bytes = BIT_WIDTHS[variant.kv_dtype] // 8
+    page = budget.page_shape(page_size, kv_heads, head_dim, value_bytes, layout=variant.layout)
+    return Problem(
+        tokens=2048,
+        query_heads=32,
+        kv_heads=kv_heads,
+        head_dim=head_dim,
+        page_size=page_size,
+        sequences=64,
+        pages_per_sequence=128,
+        query_bytes=BIT_WIDTHS[variant.query_dtype] // 8,
+        kv_row_bytes=math.prod(page) // page_size * value_bytes,
+    )
 
 
 def _columns(rows: Sequence[tuple[str, ...]]) -> list[str]:

@@ -16,7 +16,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 
 from rpagen.emit import commit
-from rpagen.errors import FileError
+from rpagen.errors import InputError
 
 _NEXT_STEPS = {
     errno.ENOSPC: "free some space, and try again",
@@ -33,14 +33,14 @@ def read(path: Path) -> str | None:
     Bytes that are no UTF-8 come out as surrogates, which no emitted file holds.
 
     Raises:
-        FileError: it is there, but cannot be read.
+        InputError: it is there, but cannot be read.
     """
     try:
         return path.read_bytes().decode(errors="surrogateescape")
     except (FileNotFoundError, NotADirectoryError):
         return None
     except OSError as error:
-        raise FileError(
+        raise InputError(
             f"cannot be read: {error.strerror}",
             place=str(path),
             expected="a file that can be read",
@@ -54,7 +54,7 @@ def write_changed(root: Path, texts: Mapping[str, str], removed: Sequence[str] =
     removed: names of files below `root` to remove with the same stroke.
 
     Raises:
-        FileError: a file could not be written; none was written or removed.
+        InputError: a file could not be written; none was written or removed.
     """
     changed = [name for name, text in texts.items() if read(root / name) != text]
     if not changed and not removed:
@@ -120,8 +120,8 @@ def _stage(path: Path, text: str, target: Path) -> None:
         raise _cannot_write(str(target), error.errno or errno.EIO) from error
 
 
-def _cannot_write(path: str, number: int) -> FileError:
-    return FileError(
+def _cannot_write(path: str, number: int) -> InputError:
+    return InputError(
         f"cannot be written: {os.strerror(number)}; no file was changed",
         place=path,
         expected="a folder that can be written to, with room in it",

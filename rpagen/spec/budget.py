@@ -1,4 +1,4 @@
-"""How much VMEM and SMEM a launch takes, and the blocks that fit by default.
+"""The sizes of a call: the cache's shape, the launches, and how much VMEM and SMEM they take.
 
 Plain Python that needs nothing else: all of it from the first constant on is emitted word for word
 into `rpa_kernels/support.py`, so that the generator and an engine that has only the emitted package
@@ -7,9 +7,12 @@ cannot disagree.
 
 from __future__ import annotations
 
+import dataclasses
 import math
 
 LANES = 128  # values in a row of a vector register
+MOST_HEAD_DIM = 256
+MOST_TOKENS = 1 << 30  # of a window: positions plus this are int32
 SMEM_BYTES = 1 << 20  # per core
 SMEM_OF_COMPILER = 8 << 10  # what it keeps for itself; it was seen to take 3 KiB
 VMEM_BYTES = {"v5e": 128 << 20, "v6e": 128 << 20, "v7x": 64 << 20}  # per core
@@ -21,9 +24,62 @@ KEYS_PER_STEP = 512  # compute block
 KV_BYTES_PER_BLOCK = {"decode": 2 << 20, "prefill": 4 << 20, "mixed": 4 << 20}
 
 
+@dataclasses.dataclass(frozen=True)
+class Problem:
+    """The sizes of one call, all of them known when it is traced."""
+
+    tokens: int
+    query_heads: int
+    kv_heads: int
+    head_dim: int
+    page_size: int
+    sequences: int
+    pages_per_sequence: int
+    query_bytes: int  # of one query value
+    kv_row_bytes: int  # of K and V of all heads for one token
+
+    @property
+    def padded_sizes(self) -> dict[str, int]:
+        """The sizes of heads in a launch: a group in whole words, a head dim in whole lanes."""
+        return {
+            "kv_heads": self.kv_heads,
+            "group": align_to(self.query_heads // self.kv_heads, 4 // self.query_bytes),
+            "head_dim": align_to(self.head_dim, LANES),
+        }
+
+    @property
+    def widths(self) -> dict[str, int]:
+        """The bytes of a query value, and of a token in the cache."""
+        return {"query_bytes": self.query_bytes, "kv_row_bytes": self.kv_row_bytes}
+
+    @property
+    def max_keys(self) -> int:
+        """The most keys that a sequence can have."""
+        return self.pages_per_sequence * self.page_size
+
+
 def align_to(value: int, multiple: int) -> int:
     """The smallest multiple of `multiple` that is at least `value`."""
     return -(-value // multiple) * multiple
+
+
+def page_shape(
+    page_size: int, kv_heads: int, head_dim: int, value_bytes: int, *, layout: str
+) -> tuple[int, ...]:
+    """The shape of one page of a KV cache whose values have `value_bytes` bytes."""
+    padded_head_dim = align_to(head_dim, LANES)
+    if layout == "head_major":
+        return (2 * kv_heads, page_size, padded_head_dim)
+    packing = max(4 // value_bytes, 1)
+    words = align_to(2 * kv_heads, packing) // packing
+    return (page_size, words, packing, padded_head_dim)
+
+
+def launch_parts(chunk_prefill_size: int | None) -> dict[str, tuple[int, int, int | None]]:
+    """The launches: where in (0, *distribution) each begins and ends, and its static tokens."""
+    if chunk_prefill_size is None:
+        return {"decode": (0, 1, 1), "mixed": (1, 3, None)}
+    return {"decode": (0, 1, 1), "prefill": (1, 2, chunk_prefill_size), "mixed": (2, 3, None)}
 
 
 def smem_bytes(sequences: int, pages_per_sequence: int) -> int:
@@ -116,6 +172,14 @@ def default_blocks(
         else:
             kv_block = max(kv_block // page_size // 2, 1) * page_size
     return query_tile, kv_block, query_tile, compute_block_for(kv_block)
+
+
+def cut_to_tokens(query_block: int, query_tile: int, static_tokens: int | None) -> tuple[int, int]:
+    """A query block and tile, no larger than a launch with that many tokens a sequence needs."""
+    if static_tokens is None:
+        return query_block, query_tile
+    query_tile = min(query_tile, static_tokens)
+    return min(query_block, align_to(static_tokens, query_tile)), query_tile
 
 
 def compute_block_for(kv_block: int) -> int:

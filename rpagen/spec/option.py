@@ -6,7 +6,7 @@ import itertools
 from collections.abc import Iterator, Sequence
 
 from rpagen import errors
-from rpagen.errors import OptionError, SpecError
+from rpagen.errors import InputError, SpecError
 from rpagen.spec import axes, expand, load, nodes
 from rpagen.spec.axes import AxisValue
 from rpagen.spec.model import Family, Setting, Settings, Variant
@@ -19,7 +19,7 @@ def settings(options: Sequence[str]) -> dict[str, Setting]:
     """What each `axis=value` sets.
 
     Raises:
-        OptionError: no such axis, no such value, or an axis twice.
+        InputError: no such axis, no such value, or an axis twice.
     """
     found: dict[str, Setting] = {}
     for option in options:
@@ -56,9 +56,9 @@ def settings(options: Sequence[str]) -> dict[str, Setting]:
     return found
 
 
-def _wrong(option: str, problem: str, *, expected: str, next_step: str) -> OptionError:
+def _wrong(option: str, problem: str, *, expected: str, next_step: str) -> InputError:
     place = f"--set {errors.escaped(option)}"
-    return OptionError(problem, place=place, expected=expected, next_step=next_step)
+    return InputError(problem, place=place, expected=expected, next_step=next_step)
 
 
 def _as_list(text: str) -> str:
@@ -90,13 +90,13 @@ def variants(family: Family, chosen: Settings, option: str) -> tuple[Variant, ..
     option: what asked for it, for errors.
 
     Raises:
-        OptionError: a rule, or the family, does not offer it.
+        InputError: a rule, or the family, does not offer it.
     """
     made = expand.choose(family, chosen)
     reasons = _refusals(family, made)
     if reasons:
         to_add = next(_additions(family, chosen), None)
-        raise OptionError(
+        raise InputError(
             f"not offered: {'; '.join(reasons)}",
             place=option,
             expected=f"a combination that family {family.name} offers",

@@ -1,0 +1,56 @@
+"""What each launch of a call takes, its blocks and their VMEM, as emitted kernels plan it."""
+
+from __future__ import annotations
+
+import dataclasses
+
+from rpagen.spec import budget
+from rpagen.spec.budget import Problem
+from rpagen.spec.model import Variant
+
+
+@dataclasses.dataclass(frozen=True)
+class LaunchPlan:
+    """The blocks of one launch, in tokens, and the VMEM that its scratch takes, in bytes."""
+
+    launch: str
+    query_block: int
+    kv_block: int
+    query_tile: int
+    compute_block: int
+    vmem_bytes: int
+
+    @property
+    def blocks(self) -> tuple[int, int, int, int]:
+        """Query block, KV block, query tile and compute block."""
+        return self.query_block, self.kv_block, self.query_tile, self.compute_block
+
+
+def plan(
+    variant: Variant, problem: Problem, generation: str, chunk_prefill_size: int | None
+) -> tuple[LaunchPlan, ...]:
+    """The launches of a call that gives no block sizes, in order."""
+    sizes = {**problem.padded_sizes, **problem.widths}
+    plans = []
+    for launch, (_, _, static_tokens) in budget.launch_parts(chunk_prefill_size).items():
+        kv_slots = variant.launches[launch].kv_slots
+        query_block, kv_block, query_tile, compute_block = budget.default_blocks(
+            launch,
+            vmem_limit_bytes=budget.VMEM_BYTES[generation],
+            static_tokens=static_tokens,
+            tokens=problem.tokens,
+            max_keys=problem.max_keys,
+            page_size=problem.page_size,
+            kv_slots=kv_slots,
+            **sizes,
+        )
+        query_block, query_tile = budget.cut_to_tokens(query_block, query_tile, static_tokens)
+        vmem = budget.vmem_bytes(
+            kv_slots=kv_slots,
+            query_block=query_block,
+            kv_block=kv_block,
+            compute_block=compute_block,
+            **sizes,
+        )
+        plans.append(LaunchPlan(launch, query_block, kv_block, query_tile, compute_block, vmem))
+    return tuple(plans)
