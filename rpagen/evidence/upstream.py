@@ -13,7 +13,9 @@ from __future__ import annotations
 import argparse
 import dataclasses
 import hashlib
+import importlib.metadata
 import os
+import platform
 import subprocess
 import sys
 import time
@@ -104,7 +106,7 @@ def _suite(version: str, sha256: str, cases: int) -> Suite:
 
 
 SUITES = (
-    _suite("0.13.2", "20a9bae58c7b11148a3bdd96c8a427476d364f1facb18ea93f3b1a7f4ef4c29b", 60),
+    _suite("0.13.2", "20a9bae58c7b11148a3bdd96c8a427476d364f1facb18ea93f3b1a7f4ef4c29b", 59),
     _suite("0.32.0", "7c25a3c76cefd383f06ef115a6ed4d7bed82c081f047046bfef55f5913ea06d4", 67),
 )
 
@@ -149,6 +151,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     for listed in LISTED:
         print(f"listed: {listed.reason}")
         print("".join(f"  {case}\n" for case in listed.cases))
+    print(f"Python {platform.python_version()}, jax {importlib.metadata.version('jax')}")
     print(table(("wheel", "passed", "listed", "failed", "seconds"), rows))
     for complaint in complaints:
         print(f"error: {complaint}")
