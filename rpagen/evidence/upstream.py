@@ -209,6 +209,10 @@ def _environment(paths: Sequence[str]) -> Mapping[str, str]:
         "JAX_PLATFORMS": "cpu",
         # The interpreter's programs run once: to compile them well takes longer than it saves.
         "XLA_FLAGS": f"{flags} --xla_backend_optimization_level=0",
+        # The reference is some thousand small programs, most of the time that the tests take. They
+        # are kept for the next run.
+        "JAX_COMPILATION_CACHE_DIR": str(FOLDER / "programs"),
+        "JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS": "0",
     }
 
 
