@@ -188,30 +188,31 @@ def run(folder: Path, absl: Path, *, detect_races: bool) -> list[Result]:
     """Runs the tests in a folder on our kernel, with the progress on standard output."""
     report = folder / "report.xml"
     report.unlink(missing_ok=True)
+    # The nearest settings that pytest finds, so that it takes none of ours.
+    (folder / "pytest.ini").write_text("[pytest]\n")
     command = [
         *(sys.executable, "-m", "pytest", "--verbose", "-n2", "--dist=worksteal"),
-        # None of our settings, and nothing left behind but the report.
-        *(f"--config-file={os.devnull}", "--noconftest", "-pno:cacheprovider"),
-        *(f"--rootdir={folder}", "--import-mode=importlib", f"--junit-xml={report}"),
-        *("-prpagen.evidence.upstream_plugin", "--tb=short"),
+        *("--noconftest", "--import-mode=importlib", "-pno:cacheprovider", "--tb=short"),
+        *("-prpagen.evidence.upstream_plugin", f"--junit-xml={report}"),
         *(["--detect-races"] if detect_races else []),
         TESTS,
     ]
-    paths = [str(path) for path in (ROOT, ROOT / "generated", absl, folder)]
-    subprocess.run(command, cwd=folder, env=_environment(paths), check=False)
+    paths = (ROOT, ROOT / "generated", absl, folder)
+    environment = _environment(paths, programs=folder.parent / "programs")
+    subprocess.run(command, cwd=folder, env=environment, check=False)
     return results_of(report.read_text()) if report.exists() else []
 
 
-def _environment(paths: Sequence[str]) -> Mapping[str, str]:
+def _environment(paths: Sequence[Path], programs: Path) -> Mapping[str, str]:
     flags = os.environ.get("XLA_FLAGS", "")
     return os.environ | {
-        "PYTHONPATH": os.pathsep.join(paths),
+        "PYTHONPATH": os.pathsep.join(map(str, paths)),
         "JAX_PLATFORMS": "cpu",
         # The interpreter's programs run once: to compile them well takes longer than it saves.
         "XLA_FLAGS": f"{flags} --xla_backend_optimization_level=0",
-        # The reference is some thousand small programs, most of the time that the tests take. They
-        # are kept for the next run.
-        "JAX_COMPILATION_CACHE_DIR": str(FOLDER / "programs"),
+        # The reference is thousands of small programs, and to compile them is half of the time that
+        # the tests take. They are kept for the next run.
+        "JAX_COMPILATION_CACHE_DIR": str(programs),
         "JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS": "0",
     }
 
