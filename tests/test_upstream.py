@@ -161,6 +161,32 @@ def test_a_case_must_not_get_lost():
     assert judged(suite(), a="passed") == (("1", "0", "0"), ["1 cases ran; expected 2"])
 
 
+@pytest.mark.parametrize(
+    ("outcome", "status", "said"),
+    [
+        ("skipped", 0, "some_thing-1.0  1       1       0       0\n"),
+        ("passed", 1, "error: some_thing-1.0: b is listed and was not skipped\n"),
+    ],
+)
+def test_the_summary_comes_last(outcome, status, said, monkeypatch, capsys):
+    results = [upstream.Result("a", "passed"), upstream.Result("b", outcome)]
+    monkeypatch.setattr(upstream, "SUITES", [suite("b")])
+    monkeypatch.setattr(upstream, "fetch", lambda wheel, folder: folder / wheel.name)
+    monkeypatch.setattr(upstream, "run", lambda *_, **__: results)
+    assert upstream.main([]) == status
+    out = capsys.readouterr().out
+    assert out.endswith(said)
+    for row in upstream.LISTED:
+        assert row.reason in out
+
+
+def test_what_cannot_be_fetched_is_an_error(tmp_path, monkeypatch, capsys):
+    monkeypatch.setenv("PIP_NO_INDEX", "1")
+    monkeypatch.setattr(upstream, "FOLDER", tmp_path)
+    assert upstream.main([]) == 2
+    assert "error: pip did not fetch absl-py==2.5.1" in capsys.readouterr().err
+
+
 def test_every_row_of_the_table_holds_for_versions_that_are_run():
     versions = {each.wheel.version for each in upstream.SUITES}
     for row in upstream.LISTED:

@@ -136,8 +136,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     options = parser.parse_args(arguments)
     chosen = [suite for suite in SUITES if options.wheel in (None, suite.wheel.version)]
     try:
-        absl = fetch(ABSL)
-        folders = [fetch(suite.wheel) for suite in chosen]
+        absl = fetch(ABSL, FOLDER)
+        folders = [fetch(suite.wheel, FOLDER) for suite in chosen]
     except RpagenError as error:
         print(f"error: {error}", file=sys.stderr)
         return error.exit_status
@@ -158,7 +158,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     return 1 if complaints else 0
 
 
-def fetch(wheel: Wheel, folder: Path = FOLDER) -> Path:
+def fetch(wheel: Wheel, folder: Path) -> Path:
     """Returns the folder with the unpacked parts of a wheel, fetched unless it was before.
 
     Raises:
