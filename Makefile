@@ -14,11 +14,11 @@ endif
 PY := .venv/bin/python
 PIP := $(PY) -m pip install --quiet --disable-pip-version-check --constraint constraints.txt
 
-.PHONY: help generate check test lint clean venv
+.PHONY: help generate check test upstream-suites lint clean venv
 
 help: ## this list
 	@sed -n 's/^\([a-z-]*\):.*## \(.*\)/\1 \2/p' Makefile | while read -r target does; do \
-		printf 'make %-10s %s\n' "$$target" "$$does"; done
+		printf 'make %-16s %s\n' "$$target" "$$does"; done
 
 generate: venv ## emit generated/ and specs/schema.json, as far as they are out of date
 	@$(PY) -m rpagen generate
@@ -29,13 +29,16 @@ check: venv ## tell which emitted files are missing, stale, orphaned or edited b
 test: generate ## emit what is out of date, then run all tests; ARGS= goes to pytest
 	$(PY) -m pytest -n 2 --dist loadgroup $(ARGS)
 
+upstream-suites: generate ## tpu-inference's own tests of its kernel, run on ours; ARGS=--help
+	$(PY) -m rpagen.evidence.upstream $(ARGS)
+
 lint: venv ## ruff and mypy over the generator, its tests and the example
 	$(PY) -m ruff check rpagen tests examples
 	$(PY) -m ruff format --check rpagen tests examples
 	$(PY) -m mypy
 
 clean: ## remove .venv and all caches; what is checked in stays
-	rm -rf .venv .mypy_cache .pytest_cache .ruff_cache
+	rm -rf .venv .upstream .mypy_cache .pytest_cache .ruff_cache
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +
 
 venv:
