@@ -33,7 +33,9 @@ def add_arguments(verb: argparse.ArgumentParser) -> None:
         help="the value of an axis, as a spec would write it; may be repeated",
     )
     verb.add_argument("--family", metavar="NAME", help="the family it is of (default: by layout)")
-    verb.add_argument("-o", dest="output", metavar="DIR", required=True, help="where to")
+    verb.add_argument(
+        "-o", dest="output", type=shared.place, metavar="DIR", required=True, help="where to"
+    )
     verb.add_argument("--force", action="store_true", help="overwrite what was edited by hand")
     shared.add_specs(verb)
 
