@@ -293,6 +293,7 @@ def test_no_value_gives_a_traceback(path):
     [
         (["rpa_int9"], 'there is no variant "rpa_int9": did you mean rpa_int8?'),
         (["support"], "rpa_kernels/support.py is shared by all variants: name a variant"),
+        (["rpa", "--family", "rpa_head_major"], "rpa is of family rpa: leave out --family"),
         ([], "name a variant, or say what it is like with --set AXIS=VALUE"),
         (
             ["--set", "features=none", "--family", "rpa_head_mayor"],

@@ -59,6 +59,8 @@ def _variants(options: argparse.Namespace) -> tuple[Variant, ...]:
     chosen = option.settings(options.set)
     if options.name is not None:
         base, _, _ = shared.find_variant(options.name, options.specs)
+        if options.family not in (None, base.family):
+            raise RpagenError(f"{base.name} is of family {base.family}: leave out --family")
         if not chosen:
             return (base,)
         chosen = dict(option.based_on(base, chosen))
