@@ -337,7 +337,7 @@ def test_a_closed_pipe_is_quiet(verb):
 @pytest.mark.parametrize("closed", [">&-", "2>&-", ">&- 2>&- <&-"])
 def test_closed_streams_take_what_is_printed(words, status, closed):
     done = subprocess.run(
-        f"{sys.executable} -m rpagen {words} {closed}",
+        f"{shlex.quote(sys.executable)} -m rpagen {words} {closed}",
         cwd=ROOT,
         shell=True,
         capture_output=True,

@@ -3,6 +3,7 @@
 import ast
 import json
 import os
+import shlex
 import shutil
 import signal
 import subprocess
@@ -346,7 +347,7 @@ def test_a_disk_that_is_read_only_or_full_is_said_and_nothing_is_changed(
 ):
     script = (
         f"mount -t tmpfs -o {options} none {tmp_path} || exit 77;"
-        f" {sys.executable} -m rpagen generate -o {tmp_path}/out; status=$?;"
+        f" {shlex.quote(sys.executable)} -m rpagen generate -o {tmp_path}/out; status=$?;"
         f" find {tmp_path} -mindepth 1; exit $status"
     )
     done = subprocess.run(
