@@ -197,6 +197,14 @@ VALUES = "float32, bfloat16, float8_e4m3fn, float8_e5m2, int8"
             "  next: did you mean kv.dtype?",
         ),
         (
+            ["zzz=int8"],
+            '--set zzz=int8: there is no axis "zzz"\n'
+            "  expected: one of layout, query.dtype, kv.dtype, quantization,"
+            " features, numerics, pipelining.kv_slots, pipelining.attention.depth,"
+            " pipelining.dma_wait, pipelining.new_kv_fetch and 12 more\n"
+            "  next: choose one of these",
+        ),
+        (
             ["kv.dtype"],
             "--set kv.dtype: there is no value\n"
             f"  expected: kv.dtype= and one of {VALUES}\n"
@@ -309,7 +317,7 @@ def test_names_there_are_not(run, tmp_path, arguments, said):
     assert refusal(run, tmp_path / "mine", *arguments) == f"error: {said}\n"
 
 
-def test_with_json_the_parts_are_kept_apart(run, tmp_path):
+def test_the_parts_of_an_error_are_kept_apart():
     """`emit` prints paths, so its errors have their parts in Python only."""
     with pytest.raises(InputError) as caught:
         option.settings(["kv.dtype=int9"])

@@ -30,7 +30,8 @@ def add_arguments(verb: argparse.ArgumentParser) -> None:
         action="append",
         default=[],
         metavar="AXIS=VALUE",
-        help="the value of an axis, as a spec would write it; may be repeated",
+        help="the value of an axis, as a spec would write it; may be repeated; the axes are those"
+        " that `rpagen explain rpa` shows",
     )
     verb.add_argument("--family", metavar="NAME", help="the family it is of (default: by layout)")
     verb.add_argument(

@@ -29,7 +29,7 @@ def settings(options: Sequence[str]) -> dict[str, Setting]:
                 option,
                 f"there is no axis {errors.quoted(path)}",
                 expected=f"one of {errors.listed(axes.BY_PATH)}",
-                next_step=nodes.did_you_mean(path, axes.BY_PATH) or "write it as axis=value",
+                next_step=nodes.did_you_mean(path, axes.BY_PATH) or "choose one of these",
             )
         axis = axes.BY_PATH[path]
         if not text.strip():
@@ -93,7 +93,7 @@ def variants(family: Family, chosen: Settings, option: str) -> tuple[Variant, ..
         InputError: a rule, or the family, does not offer it.
     """
     made = expand.choose(family, chosen)
-    reasons = _refusals(family, made)
+    reasons = expand.refusals_of_all(family, made)
     if reasons:
         to_add = next(_additions(family, chosen), None)
         raise InputError(
@@ -103,11 +103,6 @@ def variants(family: Family, chosen: Settings, option: str) -> tuple[Variant, ..
             next_step=f"add {to_add}" if to_add else "choose other values",
         )
     return made
-
-
-def _refusals(family: Family, made: Sequence[Variant]) -> list[str]:
-    reasons = (reason for variant in made for reason in expand.refusals(family, variant))
-    return list(dict.fromkeys(reasons))
 
 
 def _additions(family: Family, chosen: Settings) -> Iterator[str]:
@@ -121,7 +116,7 @@ def _additions(family: Family, chosen: Settings) -> Iterator[str]:
     for count in range(1, MOST_TO_ADD + 1):
         for added in itertools.combinations(free, count):
             extended = {**chosen, **{path: _added(family, path, value) for path, value in added}}
-            if len({path for path, _ in added}) == count and not _refusals(
+            if len({path for path, _ in added}) == count and not expand.refusals_of_all(
                 family, expand.choose(family, extended)
             ):
                 yield " ".join(f"--set {path}={value}" for path, value in added)
