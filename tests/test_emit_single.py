@@ -273,6 +273,20 @@ def test_what_cannot_be_set(run, tmp_path, arguments, said):
     assert not (tmp_path / "mine").exists()
 
 
+@pytest.mark.parametrize(
+    ("name", "typed", "to_add", "made"),
+    [
+        ("rpa_soft_cap", "kv.dtype=int8", "quantization=per_tensor", "rpa_int8_soft_cap"),
+        ("rpa_int8", "kv.dtype=bfloat16", "quantization=none", "rpa"),
+        ("rpa_kv_slots3", "query.dtype=float32", "kv.dtype=float32", "rpa_float32_kv_slots3"),
+    ],
+)
+def test_what_to_add_to_a_variant_to_start_from(run, tmp_path, name, typed, to_add, made):
+    said = refusal(run, tmp_path / "mine", name, "--set", typed)
+    assert said.endswith(f"\n  next: add --set {to_add}\n")
+    assert emitted(run, tmp_path / "mine", name, "--set", typed, "--set", to_add).stem == made
+
+
 @pytest.mark.parametrize("path", axes.BY_PATH)
 def test_no_value_gives_a_traceback(path):
     for value in (
