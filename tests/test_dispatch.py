@@ -22,7 +22,7 @@ from spec_fixtures import SPECS, write
 from rpagen.evidence import reference
 from rpagen.spec import axes, expand, load, model, option, rules
 
-# The keyword arguments of upstream, and their defaults: DESIGN section 4.
+# The keyword arguments of upstream, and their defaults.
 OLD_FORM = {
     "sm_scale": 1.0,
     "sliding_window": None,

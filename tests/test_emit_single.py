@@ -197,6 +197,14 @@ VALUES = "float32, bfloat16, float8_e4m3fn, float8_e5m2, int8"
             "  next: did you mean kv.dtype?",
         ),
         (
+            ["zzz=int8"],
+            '--set zzz=int8: there is no axis "zzz"\n'
+            "  expected: one of layout, query.dtype, kv.dtype, quantization,"
+            " features, numerics, pipelining.kv_slots, pipelining.attention.depth,"
+            " pipelining.dma_wait, pipelining.new_kv_fetch and 12 more\n"
+            "  next: choose one of these",
+        ),
+        (
             ["kv.dtype"],
             "--set kv.dtype: there is no value\n"
             f"  expected: kv.dtype= and one of {VALUES}\n"
@@ -265,6 +273,20 @@ def test_what_cannot_be_set(run, tmp_path, arguments, said):
     assert not (tmp_path / "mine").exists()
 
 
+@pytest.mark.parametrize(
+    ("name", "typed", "to_add", "made"),
+    [
+        ("rpa_soft_cap", "kv.dtype=int8", "quantization=per_tensor", "rpa_int8_soft_cap"),
+        ("rpa_int8", "kv.dtype=bfloat16", "quantization=none", "rpa"),
+        ("rpa_kv_slots3", "query.dtype=float32", "kv.dtype=float32", "rpa_float32_kv_slots3"),
+    ],
+)
+def test_what_to_add_to_a_variant_to_start_from(run, tmp_path, name, typed, to_add, made):
+    said = refusal(run, tmp_path / "mine", name, "--set", typed)
+    assert said.endswith(f"\n  next: add --set {to_add}\n")
+    assert emitted(run, tmp_path / "mine", name, "--set", typed, "--set", to_add).stem == made
+
+
 @pytest.mark.parametrize("path", axes.BY_PATH)
 def test_no_value_gives_a_traceback(path):
     for value in (
@@ -309,7 +331,7 @@ def test_names_there_are_not(run, tmp_path, arguments, said):
     assert refusal(run, tmp_path / "mine", *arguments) == f"error: {said}\n"
 
 
-def test_with_json_the_parts_are_kept_apart(run, tmp_path):
+def test_the_parts_of_an_error_are_kept_apart():
     """`emit` prints paths, so its errors have their parts in Python only."""
     with pytest.raises(InputError) as caught:
         option.settings(["kv.dtype=int9"])

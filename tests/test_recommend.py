@@ -20,6 +20,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 import rpa_kernels
+from cli_fixtures import run as run_command  # noqa: F401  # a fixture
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from jax.sharding import AbstractDevice, AbstractMesh, AxisType
@@ -90,17 +91,9 @@ def write(tmp_path):
 
 
 @pytest.fixture
-def run(capsys):
+def run(run_command):
     """Run the verb in this process: its exit status, standard output and standard error."""
-
-    def run_command(*arguments: Any) -> tuple[int, str, str]:
-        try:
-            status = cli.main(["recommend", *map(str, arguments)])
-        except SystemExit as leaving:  # argparse
-            status = leaving.code
-        return status, *capsys.readouterr()
-
-    return run_command
+    return functools.partial(run_command, "recommend")
 
 
 def answer(name: str, generation: str = "v6e", **request: Any) -> Recommendation:

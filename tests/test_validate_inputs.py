@@ -346,7 +346,7 @@ def is_legal_plainly(
     sliding_window: int | None,
     update_kv_cache: bool,
 ) -> bool:
-    """The rules of DESIGN section 5, token by token."""
+    """The same rules as `validate_inputs`, token by token."""
     decode_end, prefill_end, count = distribution
     reads, writes = [], []  # (page, sequence and which of its own), each once
     for sequence in range(count):

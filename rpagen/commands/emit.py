@@ -30,7 +30,8 @@ def add_arguments(verb: argparse.ArgumentParser) -> None:
         action="append",
         default=[],
         metavar="AXIS=VALUE",
-        help="the value of an axis, as a spec would write it; may be repeated",
+        help="the value of an axis, as a spec would write it; may be repeated; the axes are those"
+        " that `rpagen explain rpa` shows",
     )
     verb.add_argument("--family", metavar="NAME", help="the family it is of (default: by layout)")
     verb.add_argument(
@@ -57,20 +58,20 @@ def _variants(options: argparse.Namespace) -> tuple[Variant, ...]:
     families = load.load_families(options.specs)
     known = {variant.name: variant for variant in expand.load_variants(options.specs, TIERS)}
     chosen = option.settings(options.set)
+    base = None
     if options.name is not None:
         base, _, _ = shared.find_variant(options.name, options.specs)
         if options.family not in (None, base.family):
             raise RpagenError(f"{base.name} is of family {base.family}: leave out --family")
         if not chosen:
             return (base,)
-        chosen = dict(option.based_on(base, chosen))
         family = next(each for each in families if each.name == base.family)
     elif options.family is not None:
         family = _family(options.family, families)
     else:
         family = option.family_for(chosen, families)
     typed = " ".join(f"--set {each}" for each in options.set)
-    made = option.variants(family, chosen, typed)
+    made = option.variants(family, chosen, typed, base)
     # One that a spec has is emitted as that.
     return tuple(known.get(variant.name, variant) for variant in made)
 

@@ -16,7 +16,7 @@ from rpagen.errors import RpagenError
 from rpagen.spec.model import Catalogue, Setting, Variant
 
 DOES = "say where the axes of a variant, or a line of its module, come from"
-EXAMPLE = "rpagen explain rpa_sliding_window:237"
+EXAMPLE = "rpagen explain rpa_sliding_window:190"
 
 
 def add_arguments(verb: argparse.ArgumentParser) -> None:
@@ -24,7 +24,7 @@ def add_arguments(verb: argparse.ArgumentParser) -> None:
     verb.add_argument(
         "target",
         metavar="NAME[:LINE]",
-        help="a variant, registry or support, or the path of its file; and a line of that file",
+        help="a variant of any tier, registry or support, or the path of its file; and its line",
     )
     shared.add_specs(verb)
     shared.add_json(verb)
@@ -110,7 +110,11 @@ def _explain_module(module: Module, catalogue: Catalogue, as_json: bool) -> None
     print(table(("AXIS", "VALUE", "SPEC FIELD", "PLACE"), rows))
     print()
     lines = [
-        (f"{stage.lines[0]}-{stage.lines[1]}", f"templates/{stage.template}", _launches(stage))
+        (
+            f"{stage.lines[0]}-{stage.lines[1]}",
+            f"templates/{stage.template}",
+            ", ".join(stage.launches),
+        )
         for stage in stages
     ]
     print(table(("LINES", "TEMPLATE", "LAUNCHES"), lines))
@@ -120,10 +124,6 @@ def _setting(variant: Variant, path: str) -> Setting:
     """The setting that decided an axis: for pipelining, what its launches ended up with."""
     launch_path = next((each for each in variant.facts if each.endswith(f".{path}")), path)
     return variant.origins[launch_path]
-
-
-def _launches(stage: explain.StageLines) -> str:
-    return ", ".join(stage.launches)
 
 
 def _setting_record(setting: Setting) -> dict[str, object]:
@@ -183,10 +183,8 @@ def _explain_line(module: Module, line: Line, as_json: bool) -> None:
     for path, (setting, others) in decided_by.items():
         print(f"  {path}: {wording.said(setting.value)}, from {setting.field} at {setting.mark}")
         for each in others:
-            print(f"    {wording.said(each.value)} {_would_print(each)}")
+            print(f"    with {wording.said(each.value)} it would {_would(each)}")
 
 
-def _would_print(otherwise: Otherwise) -> str:
-    if otherwise.text is None:
-        return "would leave it out"
-    return f"would print {otherwise.text}"
+def _would(otherwise: Otherwise) -> str:
+    return "be left out" if otherwise.text is None else f"be {otherwise.text}"

@@ -123,6 +123,12 @@ def refusals(family: Family, variant: Variant) -> list[str]:
     return rules.refusals(facts, defaults) + own
 
 
+def refusals_of_all(family: Family, made: Sequence[Variant]) -> list[str]:
+    """Why any of the variants is not offered, every reason once."""
+    reasons = (reason for variant in made for reason in refusals(family, variant))
+    return list(dict.fromkeys(reasons))
+
+
 def _refuse_explosion(family: Family) -> None:
     sizes = [math.prod(map(len, _choices(family, combo).values())) for combo in family.combos]
     if sum(sizes) > MOST_COMBINATIONS:
@@ -243,7 +249,7 @@ def _offered(
         if not refusals(family, variant) and not _is_in_core(variant, core)
     ]
     if not offered and combo.choices:
-        why = _refusals_of_all(family, made) or "the core tier has all that it makes"
+        why = "; ".join(refusals_of_all(family, made)) or "the core tier has all that it makes"
         raise SpecError(
             f"the combo adds no variant: {why}",
             mark=combo.mark,
@@ -252,11 +258,6 @@ def _offered(
             next_step="correct its values, or remove it",
         )
     return offered
-
-
-def _refusals_of_all(family: Family, made: Sequence[Variant]) -> str:
-    reasons = (reason for variant in made for reason in refusals(family, variant))
-    return "; ".join(dict.fromkeys(reasons))
 
 
 def _is_in_core(variant: Variant, core: Mapping[str, Variant]) -> bool:
@@ -271,7 +272,7 @@ def _is_in_core(variant: Variant, core: Mapping[str, Variant]) -> bool:
 
 def _nothing_offered(family: Family, made: Sequence[Variant]) -> SpecError:
     return SpecError(
-        f"everything is excluded: {_refusals_of_all(family, made)}",
+        f"everything is excluded: {'; '.join(refusals_of_all(family, made))}",
         mark=family.mark,
         field="family",
         expected="at least one variant that is offered",

@@ -29,7 +29,7 @@ def settings(options: Sequence[str]) -> dict[str, Setting]:
                 option,
                 f"there is no axis {errors.quoted(path)}",
                 expected=f"one of {errors.listed(axes.BY_PATH)}",
-                next_step=nodes.did_you_mean(path, axes.BY_PATH) or "write it as axis=value",
+                next_step=nodes.did_you_mean(path, axes.BY_PATH) or "choose one of these",
             )
         axis = axes.BY_PATH[path]
         if not text.strip():
@@ -73,7 +73,7 @@ def family_for(chosen: Settings, families: Sequence[Family]) -> Family:
     return next(suited, families[0])
 
 
-def based_on(variant: Variant, chosen: Settings) -> Settings:
+def _based_on(variant: Variant, chosen: Settings) -> Settings:
     """The settings of a variant, with those chosen in place of its own."""
     # What is chosen for all launches holds for each, whatever the variant says of one.
     paths = [
@@ -84,18 +84,21 @@ def based_on(variant: Variant, chosen: Settings) -> Settings:
     return {**{path: variant.origins[path] for path in paths}, **chosen}
 
 
-def variants(family: Family, chosen: Settings, option: str) -> tuple[Variant, ...]:
+def variants(
+    family: Family, chosen: Settings, option: str, base: Variant | None = None
+) -> tuple[Variant, ...]:
     """The variant with the settings chosen; several where targets differ by TPU generation.
 
-    option: what asked for it, for errors.
+    option: what asked for it, for errors. base: a variant whose settings the others are, in place
+    of the defaults of the family.
 
     Raises:
         InputError: a rule, or the family, does not offer it.
     """
-    made = expand.choose(family, chosen)
-    reasons = _refusals(family, made)
+    made = _chosen(family, chosen, base)
+    reasons = expand.refusals_of_all(family, made)
     if reasons:
-        to_add = next(_additions(family, chosen), None)
+        to_add = next(_additions(family, chosen, base), None)
         raise InputError(
             f"not offered: {'; '.join(reasons)}",
             place=option,
@@ -105,12 +108,11 @@ def variants(family: Family, chosen: Settings, option: str) -> tuple[Variant, ..
     return made
 
 
-def _refusals(family: Family, made: Sequence[Variant]) -> list[str]:
-    reasons = (reason for variant in made for reason in expand.refusals(family, variant))
-    return list(dict.fromkeys(reasons))
+def _chosen(family: Family, chosen: Settings, base: Variant | None) -> tuple[Variant, ...]:
+    return expand.choose(family, chosen if base is None else _based_on(base, chosen))
 
 
-def _additions(family: Family, chosen: Settings) -> Iterator[str]:
+def _additions(family: Family, chosen: Settings, base: Variant | None) -> Iterator[str]:
     """Options that make the settings chosen a combination that is offered, the fewest first."""
     free = [
         (axis.path, name)
@@ -121,8 +123,8 @@ def _additions(family: Family, chosen: Settings) -> Iterator[str]:
     for count in range(1, MOST_TO_ADD + 1):
         for added in itertools.combinations(free, count):
             extended = {**chosen, **{path: _added(family, path, value) for path, value in added}}
-            if len({path for path, _ in added}) == count and not _refusals(
-                family, expand.choose(family, extended)
+            if len({path for path, _ in added}) == count and not expand.refusals_of_all(
+                family, _chosen(family, extended, base)
             ):
                 yield " ".join(f"--set {path}={value}" for path, value in added)
 
