@@ -322,6 +322,10 @@ def test_no_value_gives_a_traceback(path):
             'there is no family "rpa_head_mayor": did you mean rpa_head_major?',
         ),
         (
+            ["--set", "layout=head_interleaved", "--family", "rpa_head_major"],
+            "family rpa_head_major has another layout: leave out --family",
+        ),
+        (
             ["--set", "features=none", "--family", "zzz"],
             'there is no family "zzz": there are rpa, rpa_head_major',
         ),

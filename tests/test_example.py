@@ -238,6 +238,18 @@ def test_the_youngest_gives_its_pages_to_an_older_one_and_comes_back():
     assert (len(old.generated), len(young.generated), scheduler.pool.free) == (6, 6, 4)
 
 
+def test_a_decode_takes_no_pages_from_a_prompt_that_came_before_it():
+    scheduler = Scheduler(Limits(page_size=4, pages=4, pages_per_sequence=4, chunk=4, tokens=5))
+    old, young = request_of(0, 12, 2), request_of(1, 4, 4)
+    scheduler.add(old)
+    scheduler.add(young)
+    schedules = []
+    while scheduler.waiting or scheduler.running:
+        schedules.append(step(scheduler))
+    assert all(old not in schedule.preempted for schedule in schedules)
+    assert (len(old.generated), len(young.generated), scheduler.pool.free) == (2, 4, 4)
+
+
 @pytest.mark.parametrize(
     ("prompt", "wanted"),
     [(0, 1), (1, 0), (13, 1), (8, 6)],

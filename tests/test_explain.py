@@ -181,6 +181,10 @@ def test_lines_that_no_template_printed(run, target, said):
         ("zzz", 'there is no variant "zzz": `rpagen list --tier all` shows those there are'),
         ("rpa:zzz", '"zzz" is no line: write NAME:LINE, such as rpa:200'),
         ("rpa:-1", '"-1" is no line: write NAME:LINE, such as rpa:200'),
+        (
+            "nowhere/rpa.py:90",
+            'there is no file "nowhere/rpa.py": correct the path, or name the variant',
+        ),
         ("rpa:0", "rpa_kernels/rpa.py has {last} lines: there is no line 0"),
         ("rpa:99999", "rpa_kernels/rpa.py has {last} lines: there is no line 99999"),
     ],

@@ -339,6 +339,8 @@ each, 2048 new ones in all
 pages of 64 tokens, 2048 for each sequence: the smallest from 64 up whose page table fits SMEM; \
 SMEM 525 of 1024 KiB
 KV cache on each device: 63488 bytes a token in 62 layers
+  496.0 GiB, 131072 pages a layer, with all sequences at their longest; with fewer pages, some \
+wait: make as many as fit the HBM that weights leave free
 
 52 layers (0-4, 6-10, 12-16, ..., 60-61): sliding window 1024
   variant: rpa_sliding_window (bfloat16 queries, bfloat16 cache, sliding window)

@@ -119,10 +119,13 @@ class Scheduler:
             request = candidates.pop(0)
             count = min(request.pending, self.limits.chunk, budget)
             missing = self._pages_for(request.cached + count) - len(request.pages)
-            # The first candidate gets what it needs, if need be from all others, so that every
+            # Who came first gets what it needs, if need be from all who came later, so that every
             # step comes further.
-            while self.pool.free < missing and any(other.pages for other in candidates):
-                preempted.append(candidates.pop())
+            later = self.running[self.running.index(request) + 1 :]
+            victims = [other for other in later if other in candidates and other.pages]
+            while self.pool.free < missing and victims:
+                preempted.append(victims.pop())
+                candidates.remove(preempted[-1])
                 self._preempt(preempted[-1])
             if self.pool.free < missing:
                 continue  # it waits for a step in which others finish

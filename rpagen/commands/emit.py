@@ -68,6 +68,8 @@ def _variants(options: argparse.Namespace) -> tuple[Variant, ...]:
         family = next(each for each in families if each.name == base.family)
     elif options.family is not None:
         family = _family(options.family, families)
+        if option.family_for(chosen, (family, *families)) != family:
+            raise RpagenError(f"family {family.name} has another layout: leave out --family")
     else:
         family = option.family_for(chosen, families)
     typed = " ".join(f"--set {each}" for each in options.set)

@@ -39,7 +39,7 @@ def run(options: argparse.Namespace) -> int:
         return shared.ALL_WELL
     line = explain.line(module, catalogue, number)
     if line.place is not None:
-        _refuse_other_text(options.target.rpartition(":")[0], line)
+        _refuse_other_text(options.target.rpartition(":")[0], module, line)
     _explain_line(module, line, options.json)
     return shared.ALL_WELL
 
@@ -55,9 +55,15 @@ def _target(text: str) -> tuple[str, int | None]:
     return name, int(number) if number else None
 
 
-def _refuse_other_text(path: str, line: Line) -> None:
-    """Refuse a file that has something else in the line than what is explained."""
-    text = write.read(Path(path)) if path.endswith(".py") else None
+def _refuse_other_text(path: str, module: Module, line: Line) -> None:
+    """Refuse a file that has something else in the line than what is explained, or is not there."""
+    if not path.endswith(".py"):
+        return
+    text = write.read(Path(path))
+    if text is None and path != module.path:  # as `explain` itself prints it
+        raise RpagenError(
+            f"there is no file {errors.quoted(path)}: correct the path, or name the variant"
+        )
     if text is not None and text.split("\n")[line.number - 1 : line.number] != [line.text]:
         raise RpagenError(
             f"{errors.printable(path)} is not as it is emitted now: its line {line.number} is"

@@ -121,6 +121,12 @@ def _of_pages(answer: Recommendation, pages: Pages) -> Iterator[str]:
     if with_cache:
         layers = counted(sum(len(kind.layers) for kind in with_cache), "layer")
         yield f"KV cache on each device: {answer.cache_bytes} bytes a token in {layers}"
+        count = answer.request.sequences * pages.pages_per_sequence
+        longest = count * pages.page_size * answer.cache_bytes / 2**30
+        yield (
+            f"  {longest:.1f} GiB, {count} pages a layer, with all sequences at their longest; with"
+            " fewer pages, some wait: make as many as fit the HBM that weights leave free"
+        )
 
 
 def _of_kind(answer: Recommendation, kind: Kind, specs: Sequence[str]) -> Iterator[str]:
