@@ -27,6 +27,14 @@ END = PLAIN.count("\n") + 1
 """The line that follows it."""
 
 
+ALIAS_BOMB = "\n".join(
+    [
+        "a0: &a0 [x, x]",
+        *(f"a{n}: &a{n} [{', '.join([f'*a{n - 1}'] * 10)}]" for n in range(1, 40)),
+    ]
+)
+
+
 def write(folder: pathlib.Path, text: str | bytes, name: str = "plain.yaml") -> pathlib.Path:
     path = folder / "specs" / "families" / name
     path.parent.mkdir(parents=True, exist_ok=True)

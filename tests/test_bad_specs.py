@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 from cli_fixtures import run as run  # a fixture
-from spec_fixtures import PLAIN, write
+from spec_fixtures import ALIAS_BOMB, PLAIN, write
 from test_spec_expand import REFUSED as REFUSED_BY_EXPANSION
 from test_spec_load import REFUSED
 
@@ -15,10 +15,7 @@ BAD = {
     **{name: text for name, (text, _) in REFUSED.items()},
     **{name: PLAIN + text for name, (text, _) in REFUSED_BY_EXPANSION.items()},
     "50 MB": b" " * 50_000_000,
-    "alias bomb": "\n".join(
-        ["a0: &a0 [x, x]"]
-        + [f"a{n}: &a{n} [{', '.join([f'*a{n - 1}'] * 10)}]" for n in range(1, 40)]
-    ),
+    "alias bomb": ALIAS_BOMB,
     "name that is a path": PLAIN.replace("family: plain", "family: ../plain"),
     "name that is code": PLAIN.replace("family: plain", "family: plain();import os"),
 }

@@ -160,7 +160,7 @@ def _explain_line(module: Module, line: Line, as_json: bool) -> None:
                 "line": line.number,
                 "text": line.text,
                 "template": str(line.place) if line.place else None,
-                "template_text": line.template_text,
+                "template_text": line.place.text() if line.place else "",
                 "decided_by": {
                     path: {
                         **_setting_record(setting),
@@ -177,7 +177,7 @@ def _explain_line(module: Module, line: Line, as_json: bool) -> None:
     if line.place is None:
         print(f"no template printed it: it is {'blank' if not line.text.strip() else 'the header'}")
         return
-    print(f"is printed by {line.place}\n    {line.template_text.strip()}")
+    print(f"is printed by {line.place}\n    {line.place.text().strip()}")
     if variant is None:
         print(f"for {module.path}, which all variants share")
     elif not decided_by and variant.name in line.text:

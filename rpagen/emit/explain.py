@@ -52,7 +52,6 @@ class Line:
     number: int
     text: str
     place: Place | None
-    template_text: str
     depends_on: Mapping[str, tuple[Otherwise, ...]]
 
 
@@ -91,9 +90,9 @@ def line(module: Module, catalogue: Catalogue, number: int) -> Line:
     text = texts[number - 1]
     place = trace.places_of(body, trace.traced(module, catalogue)).get(number - header.LINES)
     if place is None:
-        return Line(number, text, None, "", {})
+        return Line(number, text, None, {})
     depends_on = _depends_on(module, catalogue, place, text.strip()) if module.variant else {}
-    return Line(number, text, place, place.text(), depends_on)
+    return Line(number, text, place, depends_on)
 
 
 def _body(module: Module, catalogue: Catalogue) -> str:

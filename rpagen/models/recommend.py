@@ -12,7 +12,7 @@ from rpagen.console import counted
 from rpagen.errors import InputError, listed, quoted
 from rpagen.models.config import Heads, Layer, Model
 from rpagen.models.known import CHUNKED, FULL, SLIDING
-from rpagen.spec import axes, budget, expand, launches, rules
+from rpagen.spec import axes, budget, expand, launches, nodes, rules
 from rpagen.spec.budget import Problem
 from rpagen.spec.launches import LaunchPlan
 from rpagen.spec.model import BIT_WIDTHS, TIERS, Catalogue, DispatchKey, Facts, Variant, field_name
@@ -391,12 +391,8 @@ def _why_none(catalogue: Catalogue, key: DispatchKey, generation: str) -> tuple[
             f"{elsewhere.name} is not emitted for {generation}: add that to its generations, at"
             f" {elsewhere.mark.file}:{elsewhere.mark.line}",
         )
-    values = ", ".join(f"{path}: {_in_spec(value)}" for path, value in facts.items())
+    values = ", ".join(f"{path}: {nodes.as_yaml(value)}" for path, value in facts.items())
     return (f"no spec makes this variant: add to the combos of its family: - {{{values}}}",)
-
-
-def _in_spec(value: axes.AxisValue) -> str:
-    return f"[{', '.join(value)}]" if isinstance(value, tuple) else str(value)
 
 
 def _serving(

@@ -17,6 +17,7 @@ import yaml
 
 from rpagen import errors
 from rpagen.errors import SpecError
+from rpagen.spec.axes import AxisValue
 from rpagen.spec.model import Mark
 
 LARGEST_FILE = 1 << 20
@@ -179,6 +180,11 @@ class Node:
             expected=expected,
             next_step=next_step,
         )
+
+
+def as_yaml(value: AxisValue) -> str:
+    """An axis value as a spec writes it."""
+    return f"[{', '.join(value)}]" if isinstance(value, tuple) else str(value)
 
 
 def did_you_mean(word: str, known: Iterable[str]) -> str | None:

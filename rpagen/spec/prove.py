@@ -9,8 +9,7 @@ from collections.abc import Sequence
 
 from rpagen import errors
 from rpagen.errors import SpecError
-from rpagen.spec import axes
-from rpagen.spec.axes import AxisValue
+from rpagen.spec import axes, nodes
 from rpagen.spec.model import GENERATIONS, TIERS, DispatchKey, Variant
 
 LONGEST_NAME = 200
@@ -83,7 +82,7 @@ def _default_error(
 ) -> SpecError:
     names = errors.listed(variant.name for variant in defaults or candidates)
     key = ", ".join(
-        f"{axis.path}: {_as_yaml(candidates[0].facts[axis.path])}"
+        f"{axis.path}: {nodes.as_yaml(candidates[0].facts[axis.path])}"
         for axis in axes.AXES
         if axis.in_key
     )
@@ -100,7 +99,3 @@ def _default_error(
         expected="one variant with the family's defaults for everything the call does not decide",
         next_step=next_step,
     )
-
-
-def _as_yaml(value: AxisValue) -> str:
-    return f"[{', '.join(value)}]" if isinstance(value, tuple) else str(value)
