@@ -250,6 +250,17 @@ def test_a_decode_takes_no_pages_from_a_prompt_that_came_before_it():
     assert (len(old.generated), len(young.generated), scheduler.pool.free) == (2, 4, 4)
 
 
+def test_a_decode_that_waits_for_a_page_gives_its_pages_to_a_prompt_that_came_before_it():
+    # The old one was preempted and computes its tokens again, when both of them need a page.
+    limits = Limits(sequences=2, tokens=6, chunk=3, page_size=4, pages_per_sequence=5, pages=7)
+    scheduler = Scheduler(limits)
+    for name, (prompt, wanted) in enumerate([(7, 7), (12, 6), (7, 7)]):
+        scheduler.add(request_of(name, prompt, wanted))
+    while scheduler.waiting or scheduler.running:
+        assert step(scheduler).shares
+    assert scheduler.pool.free == 7
+
+
 @pytest.mark.parametrize(
     ("prompt", "wanted"),
     [(0, 1), (1, 0), (13, 1), (8, 6)],

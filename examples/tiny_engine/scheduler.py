@@ -119,14 +119,15 @@ class Scheduler:
             request = candidates.pop(0)
             count = min(request.pending, self.limits.chunk, budget)
             missing = self._pages_for(request.cached + count) - len(request.pages)
-            # Who came first gets what it needs, if need be from all who came later, so that every
-            # step comes further.
+            # Who came first gets what it needs, if need be from all who came later and are not part
+            # of the step already, so that every step comes further.
             later = self.running[self.running.index(request) + 1 :]
-            victims = [other for other in later if other in candidates and other.pages]
+            taking_part = [share.request for share in shares]
+            victims = [other for other in later if other.pages and other not in taking_part]
             while self.pool.free < missing and victims:
                 preempted.append(victims.pop())
-                candidates.remove(preempted[-1])
                 self._preempt(preempted[-1])
+            candidates = [other for other in candidates if other not in preempted]
             if self.pool.free < missing:
                 continue  # it waits for a step in which others finish
             request.pages += [self.pool.take() for _ in range(missing)]
