@@ -523,7 +523,7 @@ def copy_rows(i: Any, array: Any, out: Any) -> None:
         (
             load_words,
             (0, -1),
-            r"index ds\(-1, 8, 3\) is out of bounds for axis 0 of array\.at\[0, ",
+            r"index ds\(-1, 8, 3\) is out of bounds for axis 0 of array\.at\[0\]\.",
         ),
         (load_words, (0, 11), r"index ds\(11, 8, 3\) is out .*\.reshape\(32, 128\), whose shape"),
         (store_words, (2, 10), None),

@@ -150,7 +150,7 @@ class RefView:
                 entries.append(position)
             if not in_bounds:
                 raise IndexError(
-                    f"index {_format_index(entry)} is out of bounds for axis {axis} of {self},"
+                    f"index {_format_index(entry, dim)} is out of bounds for axis {axis} of {self},"
                     f" whose shape is {list(self.shape)}"
                 )
         # The ellipsis makes NumPy return a view of a single element too.
@@ -224,8 +224,11 @@ def _factors(power_of_two: int) -> tuple[int, ...]:
 
 def _format_transform(transform: Any) -> str:
     match transform:
-        case indexing.NDIndexer(indices=indices):
-            return f".at[{', '.join(map(_format_index, indices))}]"
+        case indexing.NDIndexer(indices=indices, shape=shape):
+            entries = list(map(_format_index, indices, shape))
+            while entries and entries[-1] == ":":
+                entries.pop()
+            return f".at[{', '.join(entries)}]" if entries else ""
         case state_types.BitcastTransform(dtype=dtype):
             return f".bitcast({np.dtype(dtype).name})"
         case state_types.ReshapeTransform(shape=shape):
@@ -236,9 +239,11 @@ def _format_transform(transform: Any) -> str:
             return f".{transform}"
 
 
-def _format_index(entry: Any) -> str:
+def _format_index(entry: Any, dim: int) -> str:
     if not isinstance(entry, pl.Slice):
         return _format_number(entry)
+    if (int(entry.start), int(entry.size), entry.stride) == (0, dim, 1):
+        return ":"
     stride = "" if entry.stride == 1 else f", {entry.stride}"
     return f"ds({_format_number(entry.start)}, {_format_number(entry.size)}{stride})"
 
