@@ -65,8 +65,17 @@ class Step:
     copy: Copy
     semaphore: Semaphore
     core: int
-    run: Callable[[], None]  # does nothing once it is done
+    run: Callable[[], None]
     due: int | None = None  # the operation before which it is to run, if no wait comes first
+
+    @property
+    def is_done(self) -> bool:
+        """Whether the copy has come this far, perhaps for the sake of another semaphore."""
+        state = self.copy.dma.state
+        only_reads = self.run.__name__ == "execute_read"  # for the semaphore of the sender
+        return state is interpret.DmaState.COMPLETED or (
+            only_reads and state is interpret.DmaState.READ
+        )
 
     def __call__(self) -> None:
         """Runs the step, which then no longer waits for anything."""
@@ -87,6 +96,7 @@ class Memory(shared_memory.SharedMemory):
         self.copies: dict[int, Copy] = {}
         self.buffer_names: dict[int, str] = {}
         self.semaphore_names: dict[int, str] = {}
+        self.running_devices: set[int] = set()
         self._operations = 0
         # The entries of the copies in the vector clocks.  Two copies that share one look ordered,
         # so that it is taken again as late as can be.
@@ -286,7 +296,7 @@ class Semaphore(shared_memory.Semaphore):
     def steps(self, core: int) -> list[Step]:
         """Returns what will signal the semaphore of a core, in the order in which it started."""
         tasks: list[Any] = self.tasks[core]
-        return list(tasks)
+        return [step for step in tasks if not step.is_done]
 
     def outstanding(self, core: int) -> int:
         """Returns how much is left to wait for: what was signalled, and what will be."""
@@ -308,7 +318,7 @@ class Semaphore(shared_memory.Semaphore):
     def signal(self, inc: Any, global_core_id: Any, clock: Any, *args: Any, **kwargs: Any) -> None:
         """Adds to the count of a core."""
         super().signal(inc, global_core_id, clock, *args, **kwargs)
-        if clock is not None:
+        if clock is not None and self.num_cores == 1:
             self.signals.append(clock_values(clock).copy())
 
     def wait(

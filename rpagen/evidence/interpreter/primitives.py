@@ -81,8 +81,14 @@ def _load_semaphore(eqn: Any) -> Any:
 
 @reports_failure
 def update_clocks_for_device_barrier(token: Any, device_id: Any) -> Any:
-    """Checks a device for leftovers, before the grid, and after it ahead of all outputs."""
-    running_memory().check_leftovers(int(device_id))
+    """Checks a device for leftovers, if this is after its grid and not before it.
+
+    After the grid is before the outputs are read: what was not waited for is not called a race.
+    """
+    memory, device_id = running_memory(), int(device_id)
+    if device_id in memory.running_devices:
+        memory.check_leftovers(device_id)
+    memory.running_devices.add(device_id)
     return _update_clocks_in_jax(token, device_id)
 
 
