@@ -44,18 +44,16 @@ def environment(python: str, version: tuple[int, ...], release: str) -> Path:
         for line in (ROOT / "constraints.txt").read_text().splitlines()
         if not line.startswith(("jax==", "jaxlib==", "libtpu==", "pip=="))
     ]
-    stamp, made_from = folder / "made-from", "\n".join([str(version), *pins])
+    packages = [f"jax=={release}" if release else "jax", "pytest", "pytest-xdist", "pyyaml"]
+    stamp, made_from = folder / "made-from", "\n".join([str(version), *packages, *pins])
     if not stamp.exists() or stamp.read_text() != made_from:
         shutil.rmtree(folder, ignore_errors=True)
         subprocess.run([python, "-m", "venv", folder], check=True)
         constraints = folder / "constraints.txt"
         constraints.write_text("\n".join(pins))
-        jax = f"jax=={release}" if release else "jax"
-        install = ["-m", "pip", "install", "--quiet", "--disable-pip-version-check"]
-        subprocess.run(
-            [folder / "bin/python", *install, "-c", constraints, jax, "pytest", "pyyaml"],
-            check=True,
-        )
+        pip = [folder / "bin/python", "-m", "pip", "install", "--quiet"]
+        options = ["--disable-pip-version-check", "--constraint", constraints]
+        subprocess.run([*pip, *options, *packages], check=True)
         stamp.write_text(made_from)
     return folder / "bin/python"
 
@@ -64,7 +62,8 @@ def run_tests(python: Path) -> tuple[str, bool]:
     """What jax calls itself and what the tests came to; and whether they passed."""
     show = "import jax; print(jax.__version__)"
     name = subprocess.check_output([python, "-c", show], text=True).strip()
-    command = [python, "-m", "pytest", "-q", "-p", "no:cacheprovider", "-k", CHOSEN, *TESTS]
+    pytest = [python, "-m", "pytest", "-q", "-p", "no:cacheprovider", "-n2", "--dist=loadgroup"]
+    command = [*pytest, "-k", CHOSEN, *TESTS]
     done = subprocess.run(command, cwd=ROOT, stdout=subprocess.PIPE, text=True)
     if done.returncode:
         print(done.stdout)
@@ -77,15 +76,18 @@ def main(named: list[str]) -> int:
     pythons = find_pythons(named)
     lines, all_passed = [], True
     for release, oldest in RELEASES.items():
-        fitting = [each for each in pythons.items() if each[1] >= oldest]
+        fitting = sorted(
+            (version, python) for python, version in pythons.items() if version >= oldest
+        )
         if not fitting:
             lines.append(
                 f"{release or 'newest':10} skipped: it needs Python {oldest[0]}.{oldest[1]} or"
                 " newer; name one with PYTHONS=, a path or a command"
             )
             continue
-        print(f"jax {release or 'newest'}, with {fitting[0][0]}", flush=True)
-        line, passed = run_tests(environment(*fitting[0], release))
+        version, python = fitting[0]
+        print(f"jax {release or 'newest'}, with {python}", flush=True)
+        line, passed = run_tests(environment(python, version, release))
         lines.append(line)
         all_passed &= passed
     print("\njax        tests", *lines, sep="\n")
