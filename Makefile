@@ -14,11 +14,11 @@ endif
 PY := .venv/bin/python
 PIP := $(PY) -m pip install --quiet --disable-pip-version-check --constraint constraints.txt
 
-.PHONY: help generate check test upstream-suites lint clean venv
+.PHONY: help generate check test upstream-suites lint interpreter-matrix clean venv
 
 help: ## this list
 	@sed -n 's/^\([a-z-]*\):.*## \(.*\)/\1 \2/p' Makefile | while read -r target does; do \
-		printf 'make %-16s %s\n' "$$target" "$$does"; done
+		printf 'make %-18s %s\n' "$$target" "$$does"; done
 
 generate: venv ## emit generated/ and specs/schema.json, as far as they are out of date
 	@$(PY) -m rpagen generate
@@ -37,8 +37,11 @@ lint: venv ## ruff and mypy over the generator, its tests and the example
 	$(PY) -m ruff format --check rpagen tests examples
 	$(PY) -m mypy
 
+interpreter-matrix: ## the interpreter with jax 0.10.2, 0.11.2 and the newest; PYTHONS= for them
+	@"$(PYTHON)" tests/interpreter_matrix.py $(PYTHONS)
+
 clean: ## remove .venv and all caches; what is checked in stays
-	rm -rf .venv .upstream .mypy_cache .pytest_cache .ruff_cache
+	rm -rf .venv .upstream .matrix .mypy_cache .pytest_cache .ruff_cache
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +
 
 venv:

@@ -19,16 +19,20 @@ VARIANTS = expand.load_variants(Path(__file__).parent.parent / "specs")
 
 
 def _cases() -> list[pytest.param]:
-    # One group is one compilation, so that it is to stay on one worker.
     return [
         pytest.param(
             variant,
             case,
-            id=f"{variant.name}-{case.name}",
+            mode,
+            id=f"{variant.name}-{case.name}" + (f"-{mode}" if mode != "on_wait" else ""),
+            # One group is one compilation, so that it is to stay on one worker.
             marks=pytest.mark.xdist_group(f"{variant.name}-{case.geometry.name}"),
         )
         for variant in VARIANTS
         for case in cases.cases_for(variant.key)
+        # Copies run as late as can be; in one case at any other time too.
+        for mode in ("on_wait", "eager", "random")
+        if mode == "on_wait" or case.name == "gqa3_no_mixed"
     ]
 
 
@@ -44,16 +48,11 @@ def _few_programs_in_memory(request: pytest.FixtureRequest) -> None:
 _LAST_GROUP: list[str] = []
 
 
-@pytest.mark.parametrize(("variant", "case"), _cases())
-def test_kernel_computes_what_the_reference_does(variant: Variant, case: cases.Case, kernel_mode):
-    check(variant, cases.build(case, variant.key), kernel_mode)
-
-
-@pytest.mark.parametrize("variant", VARIANTS, ids=lambda variant: variant.name)
-def test_copies_stay_in_bounds_when_they_run_at_once(variant: Variant, kernel_mode):
-    # Without the wait of a copy there is nothing to check its bounds: a copy of no rows has none.
-    inputs = cases.build(named("gqa3_no_mixed", variant), variant.key)
-    check(variant, inputs, kernel_mode, dma_execution_mode="eager")
+@pytest.mark.parametrize(("variant", "case", "mode"), _cases())
+def test_kernel_computes_what_the_reference_does(
+    variant: Variant, case: cases.Case, mode: str, kernel_mode
+):
+    check(variant, cases.build(case, variant.key), kernel_mode, dma_execution_mode=mode)
 
 
 def test_a_million_tokens_of_context(kernel_mode):
