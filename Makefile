@@ -34,8 +34,8 @@ lint: venv ## ruff and mypy over the generator, its tests and the example
 	$(PY) -m ruff format --check rpagen tests examples
 	$(PY) -m mypy
 
-clean: ## remove .venv and all caches; what is checked in stays
-	rm -rf .venv .mypy_cache .pytest_cache .ruff_cache
+clean: ## remove .venv, stamps and all caches; what is checked in stays
+	rm -rf .venv .stamps .mypy_cache .pytest_cache .ruff_cache
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +
 
 venv:

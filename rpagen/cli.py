@@ -15,6 +15,7 @@ import rpagen
 from rpagen import errors
 from rpagen.commands import (
     check,
+    compile,
     diff,
     emit,
     explain,
@@ -26,7 +27,7 @@ from rpagen.commands import (
 )
 from rpagen.errors import RpagenError
 
-VERBS = (generate, check, list, explain, diff, emit, recommend, schema)
+VERBS = (generate, check, list, explain, diff, emit, recommend, compile, schema)
 
 BAD_INPUT = 2
 # What a shell reports for a process that a signal ended.

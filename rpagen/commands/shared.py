@@ -21,6 +21,9 @@ FELL_SHORT = 1
 GENERATED = "generated"
 SCHEMA = "schema.json"
 
+MOST = 1 << 30
+"""Of any number that an option takes: kernels count in 32 bits."""
+
 
 def add_specs(verb: argparse.ArgumentParser) -> None:
     """Add `--specs`: where the families are."""
@@ -58,6 +61,13 @@ def add_package(verb: argparse.ArgumentParser) -> None:
 def add_json(verb: argparse.ArgumentParser) -> None:
     """Add `--json`."""
     verb.add_argument("--json", action="store_true", help="print JSON")
+
+
+def size(text: str) -> int:
+    """A number of something, as an option takes it."""
+    if not (text.isascii() and text.isdecimal()) or not 1 <= int(text[:20]) <= MOST:
+        raise argparse.ArgumentTypeError(f"{text[:20]!r} is no whole number from 1 to {MOST}")
+    return int(text)
 
 
 def output(options: argparse.Namespace) -> Path:
