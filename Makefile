@@ -14,7 +14,7 @@ endif
 PY := .venv/bin/python
 PIP := $(PY) -m pip install --quiet --disable-pip-version-check --constraint constraints.txt
 
-.PHONY: help generate check test lint clean venv
+.PHONY: help generate check test compile lint clean venv
 
 help: ## this list
 	@sed -n 's/^\([a-z-]*\):.*## \(.*\)/\1 \2/p' Makefile | while read -r target does; do \
@@ -28,6 +28,9 @@ check: venv ## tell which emitted files are missing, stale, orphaned or edited b
 
 test: generate ## emit what is out of date, then run all tests; ARGS= goes to pytest
 	$(PY) -m pytest -n 2 --dist loadgroup $(ARGS)
+
+compile: venv ## every core kernel through the TPU compiler, for every generation, with no TPU
+	$(PY) -m rpagen compile --device v5e,v6e,v7x
 
 lint: venv ## ruff and mypy over the generator, its tests and the example
 	$(PY) -m ruff check rpagen tests examples

@@ -56,7 +56,7 @@ CALLS = st.fixed_dictionaries(
 
 def spills(query_block: int, compute_block: int, of: dict) -> int:
     """What is left to the compiler, said alike by generator and emitted package."""
-    given = {name: of[name] for name in ("kv_heads", "group", "query_bytes")}
+    given = {name: of[name] for name in ("kv_heads", "group", "head_dim", "query_bytes")}
     given |= {"query_block": query_block, "compute_block": compute_block}
     left = budget.spill_bytes(**given)
     assert support.spill_bytes(**given) == left

@@ -591,14 +591,14 @@ def test_pages_are_the_smallest_whose_table_fits(sequences, max_tokens, page_siz
         ),
         (
             ["--max-model-len", 1 << 30],
-            "--max-sequences: the decode launch of rpa needs 4298391552 bytes of VMEM even with"
+            "--max-sequences: the decode launch of rpa needs 4298514432 bytes of VMEM even with"
             " blocks of one page, of 524288 tokens\n"
             "  expected: at most 134217728 bytes, what a core of v6e has\n"
             "  next: give fewer --max-sequences or a smaller --max-model-len, for smaller pages\n",
         ),
         (
             ["--page-size", 131072],
-            "--page-size: the decode launch of rpa needs 1077166080 bytes of VMEM even with blocks"
+            "--page-size: the decode launch of rpa needs 1077288960 bytes of VMEM even with blocks"
             " of one page, of 131072 tokens\n"
             "  expected: at most 134217728 bytes, what a core of v6e has\n"
             "  next: give a smaller --page-size\n",

@@ -90,7 +90,8 @@ def run(options: argparse.Namespace) -> int:
 
 def _variants(options: argparse.Namespace) -> Sequence[Variant]:
     if options.names:
-        return [shared.find_variant(name, options.specs)[0] for name in options.names]
+        names = dict.fromkeys(options.names)
+        return [shared.find_variant(name, options.specs)[0] for name in names]
     return expand.load_variants(options.specs, plan.TIER_CHOICES[options.tier])
 
 
@@ -135,10 +136,12 @@ def _outcomes(options: argparse.Namespace, variants: Sequence[Variant]) -> list[
             options.stamps or stamps.default_folder(),
             options.again,
         )
-        outcomes = []
+        outcomes: list[Outcome] = []
+        total = len(variants) * len(options.device)
+        bar(0, total)
         for outcome in emitted.outcomes(variants, options.device):
             outcomes.append(outcome)
-            bar(len(outcomes), len(variants) * len(options.device))
+            bar(len(outcomes), total)
     return outcomes
 
 
@@ -227,7 +230,9 @@ def _heads(text: str) -> tuple[int, int, int]:
         )
     query_heads, kv_heads, head_dim = (int(each) for each in match.groups())
     if not kv_heads or not query_heads or query_heads % kv_heads:
-        raise argparse.ArgumentTypeError(f"{kv_heads} kv heads cannot share {query_heads} queries")
+        raise argparse.ArgumentTypeError(
+            f"{kv_heads} kv heads cannot share {query_heads} query heads"
+        )
     if not 1 <= head_dim <= budget.MOST_HEAD_DIM:
         raise argparse.ArgumentTypeError(f"the head dim is from 1 to {budget.MOST_HEAD_DIM}")
     return query_heads, kv_heads, head_dim

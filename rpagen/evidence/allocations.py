@@ -16,6 +16,7 @@ from pathlib import Path
 from rpagen.spec.axes import LAUNCHES
 
 _LAST_PASS = "post-delay-converter"
+_DUMP_TO = " --xla_jf_dump_to="
 
 _KERNEL = re.compile(rf"_({'|'.join(LAUNCHES)})_p\d+_q.*-{_LAST_PASS}\.txt")  # from profile_name
 _ALLOCATION = re.compile(
@@ -50,12 +51,17 @@ class Allocated:
     hbm_spills: int
 
 
-def flags(folder: Path) -> str:
-    """The flags by which libtpu writes into `folder` what `read` reads."""
+def with_dump(flags: str, folder: Path) -> str:
+    """Flags of libtpu, and those by which it writes into `folder` what `read` reads."""
     return (
-        f"--xla_jf_dump_to={folder} --xla_jf_dump_llo_text=true"
+        f"{flags}{_DUMP_TO}{folder} --xla_jf_dump_llo_text=true"
         f" --xla_jf_dump_llo_pass_label_regex=.*{_LAST_PASS}.*"
     )
+
+
+def without_dump(flags: str) -> str:
+    """What `with_dump` was given."""
+    return flags.partition(_DUMP_TO)[0]
 
 
 def read(folder: Path) -> dict[str, Allocated]:

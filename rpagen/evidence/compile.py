@@ -43,6 +43,9 @@ _ENVIRONMENT = {
     "ALLOW_MULTIPLE_LIBTPU_LOAD": "1",
 }
 
+# Of a cache: it makes no difference to the kernels, and HBM shall not be what is too small.
+_MOST_PAGES = 1024
+
 
 @dataclasses.dataclass(frozen=True)
 class Compiled:
@@ -110,7 +113,7 @@ def operands_of(module: Any, shape: CallShape) -> tuple[jax.ShapeDtypeStruct, ..
     struct: Any = jax.ShapeDtypeStruct  # it has no types of its own
     query_dtype = jnp.dtype(variant.query_dtype)
     cache_shape = module.support.kv_cache_shape(
-        shape.sequences * shape.pages_per_sequence,
+        min(shape.sequences * shape.pages_per_sequence, _MOST_PAGES),
         shape.page_size,
         shape.kv_heads,
         shape.head_dim,
@@ -153,8 +156,8 @@ def _device(generation: str) -> Any:
 def _set_environment() -> None:
     for name, value in _ENVIRONMENT.items():
         os.environ.setdefault(name, value)
-    others = os.environ.get("LIBTPU_INIT_ARGS", "")
-    os.environ["LIBTPU_INIT_ARGS"] = f"{others} {allocations.flags(_dump())}"
+    flags = os.environ.get("LIBTPU_INIT_ARGS", "")
+    os.environ["LIBTPU_INIT_ARGS"] = allocations.with_dump(flags, _dump())
 
 
 def _dump() -> Path:

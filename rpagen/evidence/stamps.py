@@ -18,12 +18,13 @@ from pathlib import Path
 from typing import Any
 
 from rpagen.emit import resources
+from rpagen.evidence import allocations
 
 FOLDER = ".stamps"
 
 _PACKAGES = ("jax", "jaxlib", "libtpu", "numpy")
 _SOURCES = ("allocations.py", "compile.py", "devices.py", "shapes.py")
-_VARIABLES = ("JAX_", "XLA_", "LIBTPU_", "TPU_")
+_VARIABLES = ("JAX_", "XLA_")
 
 
 def default_folder() -> Path:
@@ -43,6 +44,7 @@ def surroundings() -> dict[str, str]:
         **{name: importlib.metadata.version(name) for name in _PACKAGES},
         **{name: (here / name).read_text(encoding="utf-8") for name in _SOURCES},
         **{name: os.environ[name] for name in os.environ if name.startswith(_VARIABLES)},
+        "flags": allocations.without_dump(os.environ.get("LIBTPU_INIT_ARGS", "")),
     }
 
 

@@ -7,7 +7,7 @@ import importlib
 import itertools
 import sys
 import types
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -67,36 +67,37 @@ class Survey:
                     yield self._outcome(variant, device, stamp, load)
 
     def _outcome(self, variant: Variant, device: str, stamp: str, load: Any) -> Outcome:
-        found = None if self.is_anew else stamps.read(self.stamps, stamp)
-        if found is None:
-            from rpagen.evidence import compile  # imports jax, which takes a second
-
-            module = load(variant.name)
+        known = None if self.is_anew else _known(stamps.read(self.stamps, stamp))
+        if known is not None:
+            seconds, allocated = known
+        else:
             try:
-                compiled = compile.compile_variant(
-                    module,
-                    device,
-                    self.shape,
-                    chunk_prefill_size=self.chunk_prefill_size,
-                    **compile.options_of(module.VARIANT),
-                )
+                seconds, allocated = self._compile(load(variant.name), device)
             except Exception as error:  # whatever it is, it is what this is about
                 return Outcome(variant.name, device, _first_line(error))
-            seconds, allocated = compiled.seconds, dict(compiled.launches)
             content = {name: dataclasses.asdict(each) for name, each in allocated.items()}
             stamps.write(self.stamps, stamp, {"seconds": seconds, "launches": content})
-        else:
-            seconds = found["seconds"]
-            allocated = {name: _allocated(each) for name, each in found["launches"].items()}
         problem = self.shape.problem(variant)
         plans = launches.plan(variant, problem, device, self.chunk_prefill_size)
         return Outcome(
             variant.name,
             device,
             seconds=seconds,
-            is_from_stamp=found is not None,
+            is_from_stamp=known is not None,
             launches=budgets.compare(plans, problem, allocated),
         )
+
+    def _compile(self, module: Any, device: str) -> tuple[float, Mapping[str, Allocated]]:
+        from rpagen.evidence import compile  # imports jax, which takes a second
+
+        compiled = compile.compile_variant(
+            module,
+            device,
+            self.shape,
+            chunk_prefill_size=self.chunk_prefill_size,
+            **compile.options_of(module.VARIANT),
+        )
+        return compiled.seconds, compiled.launches
 
     def _inputs(self, variant: Variant, device: str) -> dict[str, object]:
         """All that tells this compilation from others at the same time and place."""
@@ -120,8 +121,15 @@ def _loader(folder: Path) -> Any:
     return lambda name: importlib.import_module(f"{package.__name__}.{name}")
 
 
-def _allocated(content: Any) -> Allocated:
-    return Allocated(Taken(**content["vmem"]), Taken(**content["smem"]), content["hbm_spills"])
+def _known(content: Any) -> tuple[float, Mapping[str, Allocated]] | None:
+    """What a stamp says; None if there is none, or one of another form."""
+    try:
+        return content["seconds"], {
+            name: Allocated(Taken(**each["vmem"]), Taken(**each["smem"]), each["hbm_spills"])
+            for name, each in content["launches"].items()
+        }
+    except (AttributeError, KeyError, TypeError):
+        return None
 
 
 def _first_line(error: Exception) -> str:

@@ -24,7 +24,7 @@ VMEM_BYTES = {  # per core
     "v7x": 64 << 20,
 }
 VMEM_OF_COMPILER = 128 << 10  # what it keeps for itself; it was seen to take 64 + 36 KiB
-SPILLED_PER_SCORE = 3  # times a query value; docs/compiler.md: it was seen to be 2.5
+SPILLED_PER_VALUE = 3  # query values for each that is alive; it was seen to be 1.8
 SCRATCH_SHARE = 0.5  # of VMEM, for default blocks: larger ones would gain little
 TAIL_ROWS = 8  # rows of a KV slot past its last compute block, for clearing in whole steps
 
@@ -122,15 +122,22 @@ def vmem_bytes(
 
 
 def spill_bytes(
-    *, kv_heads: int, group: int, query_bytes: int, query_block: int, compute_block: int
+    *,
+    kv_heads: int,
+    group: int,
+    head_dim: int,
+    query_bytes: int,
+    query_block: int,
+    compute_block: int,
 ) -> int:
     """VMEM to leave to the compiler besides the scratch of a launch, in bytes.
 
-    It overlaps the steps of all heads and query tiles, so most of their scores and weights can be
-    alive at once, or for few queries their keys and values; what registers do not hold is spilled.
+    It overlaps the steps of all heads and query tiles, so their queries, keys, values and scores
+    may all be alive at once; what registers do not hold is spilled.
     """
-    scores = kv_heads * align_to(query_block * group, LANES) * compute_block
-    return SPILLED_PER_SCORE * query_bytes * scores + VMEM_OF_COMPILER
+    rows = query_block * group
+    values = rows * compute_block + (rows + compute_block) * head_dim
+    return SPILLED_PER_VALUE * query_bytes * kv_heads * values + VMEM_OF_COMPILER
 
 
 def _query_scratch_bytes(
@@ -192,6 +199,7 @@ def default_blocks(
         spills = spill_bytes(
             kv_heads=kv_heads,
             group=group,
+            head_dim=head_dim,
             query_bytes=query_bytes,
             query_block=query_tile,
             compute_block=compute_block_for(kv_block),

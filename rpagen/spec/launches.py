@@ -57,8 +57,7 @@ def plan(
             **sizes,
         )
         spills = budget.spill_bytes(
-            kv_heads=sizes["kv_heads"],
-            group=sizes["group"],
+            **problem.padded_sizes,
             query_bytes=problem.query_bytes,
             query_block=query_block,
             compute_block=compute_block,
