@@ -232,5 +232,5 @@ def test_a_set_up_that_fails_is_not_taken_for_a_good_one(clone):
 
 def test_make_help_names_every_target(tmp_path):
     said = run("make", cwd=ROOT)
-    for target in ("generate", "check", "test", "lint", "clean"):
+    for target in ("generate", "check", "test", "compile", "lint", "clean"):
         assert f"make {target} " in said
