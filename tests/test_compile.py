@@ -324,6 +324,13 @@ def test_where_there_is_no_compiler(run, monkeypatch):
     )
 
 
+def test_where_stamps_are(monkeypatch, tmp_path):
+    assert stamps.default_folder() == resources.checkout() / ".stamps"
+    monkeypatch.setattr(resources, "checkout", lambda: None)
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    assert stamps.default_folder() == tmp_path / "rpagen/stamps"
+
+
 def test_devices():
     assert set(devices.DEVICES) == set(budget.VMEM_BYTES)
     scaled = CORE["rpa_float8_e4m3fn_query_scale"]

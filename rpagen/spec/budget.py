@@ -25,7 +25,7 @@ VMEM_BYTES = {  # per core
 }
 VMEM_OF_COMPILER = 128 << 10  # what it keeps for itself; it was seen to take 64 + 36 KiB
 SPILLED_PER_VALUE = 3  # query values for each that is alive; it was seen to be 1.8
-SCRATCH_SHARE = 0.5  # of VMEM, for default blocks: larger ones would gain little
+SCRATCH_SHARE = 0.5  # of VMEM, for default blocks
 TAIL_ROWS = 8  # rows of a KV slot past its last compute block, for clearing in whole steps
 
 QUERY_ROWS_PER_TILE = 512  # query tokens times group that one attention step works on
