@@ -14,7 +14,7 @@ endif
 PY := .venv/bin/python
 PIP := $(PY) -m pip install --quiet --disable-pip-version-check --constraint constraints.txt
 
-.PHONY: help generate check test upstream-suites lint interpreter-matrix clean venv
+.PHONY: help generate check test upstream-suites lint clean venv interpreter-matrix compile mutants
 
 help: ## this list
 	@sed -n 's/^\([a-z-]*\):.*## \(.*\)/\1 \2/p' Makefile | while read -r target does; do \
@@ -32,6 +32,12 @@ test: generate ## emit what is out of date, then run all tests; ARGS= goes to py
 upstream-suites: generate ## tpu-inference's own tests of its kernel, run on ours; ARGS=--help
 	$(PY) -m rpagen.evidence.upstream $(ARGS)
 
+compile: venv ## every core kernel through the TPU compiler, for every generation, with no TPU
+	$(PY) -m rpagen compile --device v5e,v6e,v7x
+
+mutants: generate ## put every fault of a table into kernels, and show what finds it; ARGS=--help
+	$(PY) -m rpagen.evidence.kill $(ARGS)
+
 lint: venv ## ruff and mypy over the generator, its tests and the example
 	$(PY) -m ruff check rpagen tests examples
 	$(PY) -m ruff format --check rpagen tests examples
@@ -41,7 +47,7 @@ interpreter-matrix: ## the interpreter with jax 0.10.2, 0.11.2 and the newest; P
 	@"$(PYTHON)" tests/interpreter_matrix.py $(PYTHONS)
 
 clean: ## remove .venv and all caches; what is checked in stays
-	rm -rf .venv .upstream .matrix .mypy_cache .pytest_cache .ruff_cache
+	rm -rf .venv .upstream .matrix .stamps .mypy_cache .pytest_cache .ruff_cache
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +
 
 venv:

@@ -17,6 +17,7 @@ import rpagen
 from rpagen import errors
 from rpagen.commands import (
     check,
+    compile,
     diff,
     emit,
     explain,
@@ -28,7 +29,7 @@ from rpagen.commands import (
 )
 from rpagen.errors import RpagenError
 
-VERBS = (generate, check, list, explain, diff, emit, recommend, schema)
+VERBS = (generate, check, list, explain, diff, emit, recommend, compile, schema)
 
 # What a shell reports for a process that a signal ended.
 INTERRUPTED = 130

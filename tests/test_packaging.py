@@ -232,5 +232,15 @@ def test_a_set_up_that_fails_is_not_taken_for_a_good_one(clone):
 
 def test_make_help_names_every_target(tmp_path):
     said = run("make", cwd=ROOT)
-    for target in ("generate", "check", "test", "upstream-suites", "lint", "clean"):
+    targets = (
+        "generate",
+        "check",
+        "test",
+        "upstream-suites",
+        "mutants",
+        "compile",
+        "lint",
+        "clean",
+    )
+    for target in targets:
         assert f"make {target} " in said

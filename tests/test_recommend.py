@@ -337,7 +337,7 @@ head dim 128, bfloat16
 v6e x 8, on each device 4 query heads and 2 kv heads; up to 64 sequences a call, 131072 tokens \
 each, 2048 new ones in all
 pages of 64 tokens, 2048 for each sequence: the smallest from 64 up whose page table fits SMEM; \
-SMEM 525 of 1024 KiB
+SMEM 524 of 1024 KiB
 KV cache on each device: 63488 bytes a token in 62 layers
   496.0 GiB, 131072 pages a layer, with all sequences at their longest; with fewer pages, some \
 wait: make as many as fit the HBM that weights leave free
@@ -572,28 +572,28 @@ def test_pages_are_the_smallest_whose_table_fits(sequences, max_tokens, page_siz
         (
             ["--page-size", 16],
             "--page-size: 64 sequences of up to 131072 tokens in pages of 16: the table of 64 x"
-            " 8192 pages needs 2110464 bytes of SMEM\n"
+            " 8192 pages needs 2109952 bytes of SMEM\n"
             "  expected: at most 1048576 bytes, what a core has\n"
             "  next: give --page-size 64 or more, or --max-sequences 31 or fewer, or"
-            " --max-model-len 64704 or less\n",
+            " --max-model-len 64736 or less\n",
         ),
         (
             ["--max-sequences", 100000],
             "--max-sequences: 100000 sequences of up to 131072 tokens in pages of 131072: the"
-            " table of 100000 x 1 pages needs 1213440 bytes of SMEM\n"
+            " table of 100000 x 1 pages needs 1212928 bytes of SMEM\n"
             "  expected: at most 1048576 bytes, what a core has\n"
-            "  next: give --max-sequences 86272 or fewer\n",
+            "  next: give --max-sequences 86399 or fewer\n",
         ),
         (
             ["--max-model-len", 1 << 30],
-            "--max-sequences: the decode launch of rpa needs 4295114752 bytes of VMEM even with"
+            "--max-sequences: the decode launch of rpa needs 4298514432 bytes of VMEM even with"
             " blocks of one page, of 524288 tokens\n"
             "  expected: at most 134217728 bytes, what a core of v6e has\n"
             "  next: give fewer --max-sequences or a smaller --max-model-len, for smaller pages\n",
         ),
         (
             ["--page-size", 131072],
-            "--page-size: the decode launch of rpa needs 1073889280 bytes of VMEM even with blocks"
+            "--page-size: the decode launch of rpa needs 1077288960 bytes of VMEM even with blocks"
             " of one page, of 131072 tokens\n"
             "  expected: at most 134217728 bytes, what a core of v6e has\n"
             "  next: give a smaller --page-size\n",

@@ -557,21 +557,22 @@ def test_options_of_a_plan_are_sizes(name):
 def test_vmem_that_does_not_suffice():
     blocks = {**NO_BLOCKS, "decode": (1, 1 << 20, 1, 512)}
     text = (
-        " bytes of VMEM with the blocks {blocks}; expected at most {limit} on v6e: give smaller"
-        " d_block_sizes (query block, KV block, query tile, compute block), smaller pages or a"
-        " larger vmem_limit_bytes"
+        " bytes of VMEM with the blocks {blocks}, {left} of them for the compiler; expected at most"
+        " {limit} on v6e: give smaller d_block_sizes (query block, KV block, query tile, compute"
+        " block), smaller pages or a larger vmem_limit_bytes"
     )
     assert text_of(ValueError, plan, block_sizes=blocks) == (
-        "the decode launch needs 2147520512"
-        + text.format(blocks=(1, 1 << 20, 1, 512), limit=128 << 20)
+        "the decode launch needs 2148468736"
+        + text.format(blocks=(1, 1 << 20, 1, 512), left=948224, limit=128 << 20)
     )
     # A limit is no larger than VMEM is.
     assert plan(vmem_limit_bytes=1 << 40) == plan()
     # Default blocks keep to a smaller one as long as they can.
     assert plan(vmem_limit_bytes=1 << 20)[1].kv_block == 48
-    assert plan(vmem_limit_bytes=100_000, distribution=np.array([4, 4, 4]))[0].kv_block == 16
+    assert plan(vmem_limit_bytes=250_000, distribution=np.array([4, 4, 4]))[0].kv_block == 16
     assert text_of(ValueError, plan, vmem_limit_bytes=1000) == (
-        "the decode launch needs 69632" + text.format(blocks=(1, 16, 1, 16), limit=1000)
+        "the decode launch needs 232192"
+        + text.format(blocks=(1, 16, 1, 16), left=162560, limit=1000)
     )
 
 
@@ -583,7 +584,7 @@ def test_a_page_table_that_smem_cannot_hold():
         page_indices=np.zeros(64 << 16, np.int32),
     )
     assert text_of(ValueError, plan, support.check_operands(RPA, **large)) == (
-        "page_indices holds 65536 pages for each of 64 sequences, which needs 16790528 bytes of"
+        "page_indices holds 65536 pages for each of 64 sequences, which needs 16790016 bytes of"
         " SMEM; expected at most 1048576: use larger pages, fewer sequences a call, or shorter ones"
     )
     one = operands(
@@ -625,6 +626,13 @@ def test_nothing_is_traced_for_a_part_that_is_known_to_be_empty(distribution, la
     assert len(list(pallas_calls(jaxpr.jaxpr))) == launches
 
 
+def padded_size(array: Any) -> int:
+    """The values of an array in VMEM, whose rows come in ones, twos, fours and eights."""
+    *outer, rows, lanes = array.shape
+    multiple = next((each for each in (1, 2, 4) if rows <= each), 8)
+    return math.prod(outer) * -(-rows // multiple) * multiple * lanes
+
+
 @pytest.mark.parametrize(
     "name",
     ["rpa", "rpa_float32", "rpa_int8", "rpa_head_major", "rpa_kv_slots3", "rpa_wait_per_page"],
@@ -655,7 +663,7 @@ def test_the_budget_is_what_launches_allocate(name, monkeypatch):
         scratch = [variable.aval for variable in call.params["jaxpr"].invars[-count:]]
         in_vmem = [each for each in scratch if "vmem" in str(each)]
         in_smem = [each for each in scratch if "smem" in str(each)]
-        allocated = sum(math.prod(each.shape) * each.dtype.itemsize for each in in_vmem)
+        allocated = sum(padded_size(each) * each.dtype.itemsize for each in in_vmem)
         assert allocated == support.vmem_bytes(
             query_bytes=problem.query_bytes,
             kv_row_bytes=problem.kv_row_bytes,
@@ -667,8 +675,8 @@ def test_the_budget_is_what_launches_allocate(name, monkeypatch):
             kv_block=launch.kv_block,
             compute_block=launch.compute_block,
         )
-        # As `smem_bytes` has it: so many arrays, none of more than 128 words.
-        assert len(in_smem) <= 6 and all(math.prod(each.shape) <= 128 for each in in_smem)
+        # As `smem_bytes` has it: about so many arrays, none of more than 128 words.
+        assert len(in_smem) in (4, 5, 6) and all(math.prod(each.shape) <= 128 for each in in_smem)
 
 
 # --- platforms and transformations ---------------------------------------------------------------

@@ -15,9 +15,6 @@ from rpagen.spec.model import GENERATIONS
 DOES = "tell which variants serve a model, what they take and how to call them"
 EXAMPLE = "rpagen recommend tests/data/hf_configs/llama-3.1-8b.json --tp 8 --device v6e"
 
-MOST = 1 << 30
-"""Of any number that an option takes: kernels count in 32 bits."""
-
 
 def add_arguments(verb: argparse.ArgumentParser) -> None:
     """Add what the verb takes."""
@@ -26,7 +23,7 @@ def add_arguments(verb: argparse.ArgumentParser) -> None:
     )
     verb.add_argument(
         "--tp",
-        type=_size,
+        type=shared.size,
         default=1,
         metavar="N",
         help="devices that share the heads of every layer; a v7x chip is two (default: 1)",
@@ -49,33 +46,33 @@ def add_arguments(verb: argparse.ArgumentParser) -> None:
     )
     verb.add_argument(
         "--page-size",
-        type=_size,
+        type=shared.size,
         metavar="N",
         help="tokens of a page (default: the smallest from 64 up whose page table fits SMEM)",
     )
     verb.add_argument(
         "--max-sequences",
-        type=_size,
+        type=shared.size,
         default=64,
         metavar="N",
         help="sequences of one call (default: %(default)s)",
     )
     verb.add_argument(
         "--max-model-len",
-        type=_size,
+        type=shared.size,
         metavar="N",
         help="tokens of a sequence (default: the model's max_position_embeddings)",
     )
     verb.add_argument(
         "--tokens",
-        type=_size,
+        type=shared.size,
         default=2048,
         metavar="N",
         help="new tokens of one call (default: %(default)s)",
     )
     verb.add_argument(
         "--chunk-prefill-size",
-        type=_size,
+        type=shared.size,
         metavar="N",
         help="new tokens of a prefill sequence; without it, prefill is part of mixed",
     )
@@ -151,9 +148,3 @@ def _of_kind(answer: Recommendation, kind: Kind) -> dict[str, object]:
         "launches": [dataclasses.asdict(each) for each in serving.launches],
         "call": text.call(answer, kind),
     }
-
-
-def _size(text: str) -> int:
-    if not (text.isascii() and text.isdecimal()) or not 1 <= int(text[:20]) <= MOST:
-        raise argparse.ArgumentTypeError(f"{text[:20]!r} is no whole number from 1 to {MOST}")
-    return int(text)

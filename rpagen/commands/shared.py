@@ -22,6 +22,9 @@ FELL_SHORT = 1
 GENERATED = "generated"
 SCHEMA = "schema.json"
 
+MOST = 1 << 30
+"""Of any number that an option takes: kernels count in 32 bits."""
+
 
 def add_specs(verb: argparse.ArgumentParser) -> None:
     """Add `--specs`: where the families are."""
@@ -71,6 +74,13 @@ def place(text: str) -> str:
 
 def _folder(text: str) -> Path:
     return Path(place(text))
+
+
+def size(text: str) -> int:
+    """A number of something, as an option takes it."""
+    if not (text.isascii() and text.isdecimal()) or not 1 <= int(text[:20]) <= MOST:
+        raise argparse.ArgumentTypeError(f"{text[:20]!r} is no whole number from 1 to {MOST}")
+    return int(text)
 
 
 def output(options: argparse.Namespace) -> Path:

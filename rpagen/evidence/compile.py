@@ -2,14 +2,19 @@
 
 libtpu compiles for every TPU generation on x86-64 Linux: a topology gives it the device, and an
 abstract mesh tells the trace what it is for. What only this finds: layouts the compiler does not
-support, slices that are not aligned, and VMEM or SMEM that does not suffice.
+support, slices that are not aligned, and VMEM or SMEM that does not suffice. It also tells how much
+of these each launch takes.
 """
 
 from __future__ import annotations
 
 import dataclasses
+import functools
 import os
+import tempfile
 import time
+from collections.abc import Mapping
+from pathlib import Path
 from typing import Any
 
 import jax
@@ -24,7 +29,10 @@ from jax.sharding import (
     PartitionSpec,
 )
 
-TOPOLOGIES = {"v5e": "v5e:2x2", "v6e": "v6e:2x2", "v7x": "tpu7x:2x2x1"}
+from rpagen.evidence import allocations
+from rpagen.evidence.allocations import Allocated
+from rpagen.evidence.devices import DEVICES
+from rpagen.evidence.shapes import CallShape
 
 # Without these, libtpu looks for the machine's own TPU, and locks it for one process.
 _ENVIRONMENT = {
@@ -35,18 +43,8 @@ _ENVIRONMENT = {
     "ALLOW_MULTIPLE_LIBTPU_LOAD": "1",
 }
 
-
-@dataclasses.dataclass(frozen=True)
-class CallShape:
-    """The sizes of a call of `rpa_kernels.ragged_paged_attention`."""
-
-    query_heads: int
-    kv_heads: int
-    head_dim: int
-    page_size: int
-    tokens: int
-    sequences: int
-    pages_per_sequence: int
+# Of a cache: it makes no difference to the kernels, and HBM shall not be what is too small.
+_MOST_PAGES = 1024
 
 
 @dataclasses.dataclass(frozen=True)
@@ -54,12 +52,14 @@ class Compiled:
     """What the compiler made of a call.
 
     temp_bytes: HBM that the call needs besides its operands and results.
+    launches: what each launch takes of VMEM and SMEM.
     """
 
     generation: str
     seconds: float
     temp_bytes: int
     lowered: str
+    launches: Mapping[str, Allocated]
 
 
 def compile_variant(module: Any, generation: str, shape: CallShape, **options: Any) -> Compiled:
@@ -67,10 +67,15 @@ def compile_variant(module: Any, generation: str, shape: CallShape, **options: A
 
     `options` are keyword arguments of its `ragged_paged_attention`.
 
+    A module is planned also for a generation that its specs do not name, if this is one of
+    `budget.VMEM_BYTES`.
+
     Raises:
         Exception: whatever the compiler, or a check of the module, has against the call.
     """
     device = _device(generation)
+    module.support.DEVICE_KINDS.setdefault(device.device_kind, generation)
+    _empty(_dump())
     mesh = AbstractMesh(
         (1,),
         ("x",),
@@ -98,6 +103,7 @@ def compile_variant(module: Any, generation: str, shape: CallShape, **options: A
         seconds=time.monotonic() - start,
         temp_bytes=memory.temp_size_in_bytes,
         lowered=lowered.as_text(),
+        launches=allocations.read(_dump()),
     )
 
 
@@ -107,7 +113,7 @@ def operands_of(module: Any, shape: CallShape) -> tuple[jax.ShapeDtypeStruct, ..
     struct: Any = jax.ShapeDtypeStruct  # it has no types of its own
     query_dtype = jnp.dtype(variant.query_dtype)
     cache_shape = module.support.kv_cache_shape(
-        shape.sequences * shape.pages_per_sequence,
+        min(shape.sequences * shape.pages_per_sequence, _MOST_PAGES),
         shape.page_size,
         shape.kv_heads,
         shape.head_dim,
@@ -140,8 +146,30 @@ def options_of(variant: Any) -> dict[str, Any]:
 
 
 def _device(generation: str) -> Any:
-    for name, value in _ENVIRONMENT.items():
-        os.environ.setdefault(name, value)
+    _set_environment()
     from jax.experimental import topologies  # loads libtpu, which reads the environment
 
-    return topologies.get_topology_desc(TOPOLOGIES[generation], platform="tpu").devices[0]
+    return topologies.get_topology_desc(DEVICES[generation].topology, platform="tpu").devices[0]
+
+
+@functools.cache
+def _set_environment() -> None:
+    for name, value in _ENVIRONMENT.items():
+        os.environ.setdefault(name, value)
+    flags = os.environ.get("LIBTPU_INIT_ARGS", "")
+    os.environ["LIBTPU_INIT_ARGS"] = allocations.with_dump(flags, _dump())
+
+
+def _dump() -> Path:
+    """Where libtpu writes what it allocates: one folder, since it reads its flags once."""
+    return Path(_dump_folder().name)
+
+
+@functools.cache
+def _dump_folder() -> tempfile.TemporaryDirectory[str]:
+    return tempfile.TemporaryDirectory(prefix="rpagen-")  # removed when Python ends
+
+
+def _empty(folder: Path) -> None:
+    for path in folder.iterdir():
+        path.unlink()

@@ -422,9 +422,10 @@ def _serving(
     plans = launches.plan(variant, problem, request.generation, request.chunk_prefill_size)
     limit = budget.VMEM_BYTES[request.generation]
     for each in plans:
-        if each.vmem_bytes > limit:
+        needed = each.vmem_bytes + each.spill_bytes
+        if needed > limit:
             raise InputError(
-                f"the {each.launch} launch of {variant.name} needs {each.vmem_bytes} bytes of VMEM"
+                f"the {each.launch} launch of {variant.name} needs {needed} bytes of VMEM"
                 f" even with blocks of one page, of {pages.page_size} tokens",
                 place="--page-size" if request.page_size else "--max-sequences",
                 expected=f"at most {limit} bytes, what a core of {request.generation} has",

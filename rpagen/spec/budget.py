@@ -11,12 +11,21 @@ import dataclasses
 import math
 
 LANES = 128  # values in a row of a vector register
+SUBLANES = 8  # rows of a vector register
 MOST_HEAD_DIM = 256
 MOST_TOKENS = 1 << 30  # of a window: positions plus this are int32
 SMEM_BYTES = 1 << 20  # per core
 SMEM_OF_COMPILER = 8 << 10  # what it keeps for itself; it was seen to take 3 KiB
-VMEM_BYTES = {"v5e": 128 << 20, "v6e": 128 << 20, "v7x": 64 << 20}  # per core
-SCRATCH_SHARE = 0.5  # of VMEM, for default blocks: the compiler's spills need the rest
+VMEM_BYTES = {  # per core
+    "v4": 16 << 20,
+    "v5e": 128 << 20,
+    "v5p": 64 << 20,
+    "v6e": 128 << 20,
+    "v7x": 64 << 20,
+}
+VMEM_OF_COMPILER = 128 << 10  # what it keeps for itself; it was seen to take 64 + 36 KiB
+SPILLED_PER_VALUE = 3  # query values for each that is alive; it was seen to be 1.8
+SCRATCH_SHARE = 0.5  # of VMEM, for default blocks
 TAIL_ROWS = 8  # rows of a KV slot past its last compute block, for clearing in whole steps
 
 QUERY_ROWS_PER_TILE = 512  # query tokens times group that one attention step works on
@@ -85,7 +94,7 @@ def launch_parts(chunk_prefill_size: int | None) -> dict[str, tuple[int, int, in
 def smem_bytes(sequences: int, pages_per_sequence: int) -> int:
     """SMEM that a launch takes, in bytes: scalar operands, cursors and what the compiler needs."""
     operands = (sequences, sequences * pages_per_sequence, sequences + 1, 4, 3)
-    scratch = 6  # cursors, turns and rows in flight, less than 128 words each
+    scratch = 5  # or one more or less: cursors, turns and rows in flight, below 128 words each
     words = sum(align_to(words, LANES) for words in operands) + scratch * LANES
     return 4 * words + SMEM_OF_COMPILER
 
@@ -108,16 +117,39 @@ def vmem_bytes(
     of one query value, and `kv_row_bytes` what K and V of all heads take for one token.
     """
     kv_rows = align_to(kv_block, compute_block) + TAIL_ROWS
-    query_token_bytes = _query_token_bytes(kv_heads, group, head_dim, query_bytes)
-    return kv_slots * kv_rows * kv_row_bytes + query_block * query_token_bytes
+    of_queries = _query_scratch_bytes(kv_heads, group, head_dim, query_bytes, query_block)
+    return kv_slots * kv_rows * kv_row_bytes + of_queries
 
 
-def _query_token_bytes(kv_heads: int, group: int, head_dim: int, query_bytes: int) -> int:
-    """Scratch of one query token: two slots each of queries and output, and its softmax state."""
-    slots = 4 * head_dim * query_bytes
-    statistics = 2 * LANES * 4
-    accumulator = head_dim * 4
-    return kv_heads * group * (slots + statistics + accumulator)
+def spill_bytes(
+    *,
+    kv_heads: int,
+    group: int,
+    head_dim: int,
+    query_bytes: int,
+    query_block: int,
+    compute_block: int,
+) -> int:
+    """VMEM to leave to the compiler besides the scratch of a launch, in bytes.
+
+    It overlaps the steps of all heads and query tiles, so their queries, keys, values and scores
+    may all be alive at once; what registers do not hold is spilled.
+    """
+    rows = query_block * group
+    values = rows * compute_block + (rows + compute_block) * head_dim
+    return SPILLED_PER_VALUE * query_bytes * kv_heads * values + VMEM_OF_COMPILER
+
+
+def _query_scratch_bytes(
+    kv_heads: int, group: int, head_dim: int, query_bytes: int, query_block: int
+) -> int:
+    """Two slots each of queries and output, and their softmax state."""
+    rows = query_block * group
+    padded_rows = align_to(rows, min(1 << (rows - 1).bit_length(), SUBLANES))
+    slots = rows * 4 * head_dim * query_bytes
+    statistics = padded_rows * 2 * LANES * 4
+    accumulator = padded_rows * head_dim * 4
+    return kv_heads * (slots + statistics + accumulator)
 
 
 def default_blocks(
@@ -139,7 +171,8 @@ def default_blocks(
 
     They start from what keeps the matrix unit and the HBM busy, no larger than `tokens` and
     `max_keys` (the keys that a sequence can have) make use of. While the scratch takes more than
-    its share of VMEM, the larger part of it is halved, down to one query and one page.
+    its share of VMEM, or all of it with what is left to the compiler, the larger part of the
+    scratch is halved, down to one query and one page.
     """
     most_tokens = min(tokens, static_tokens or tokens)
     query_tile = 1
@@ -151,9 +184,8 @@ def default_blocks(
     multiple = pages_in_lanes if pages_in_lanes <= keys else page_size
     kv_block = min(keys // multiple * multiple, align_to(max_keys, page_size))
 
-    query_token_bytes = _query_token_bytes(kv_heads, group, head_dim, query_bytes)
     while query_tile > 1 or kv_block > page_size:
-        needed = vmem_bytes(
+        scratch = vmem_bytes(
             kv_heads=kv_heads,
             group=group,
             head_dim=head_dim,
@@ -164,9 +196,18 @@ def default_blocks(
             kv_block=kv_block,
             compute_block=compute_block_for(kv_block),
         )
-        if needed <= SCRATCH_SHARE * vmem_limit_bytes:
+        spills = spill_bytes(
+            kv_heads=kv_heads,
+            group=group,
+            head_dim=head_dim,
+            query_bytes=query_bytes,
+            query_block=query_tile,
+            compute_block=compute_block_for(kv_block),
+        )
+        if scratch <= SCRATCH_SHARE * vmem_limit_bytes and scratch + spills <= vmem_limit_bytes:
             break
-        queries_take_more = 2 * query_tile * query_token_bytes > needed
+        of_queries = _query_scratch_bytes(kv_heads, group, head_dim, query_bytes, query_tile)
+        queries_take_more = 2 * of_queries > scratch
         if query_tile > 1 and (queries_take_more or kv_block == page_size):
             query_tile //= 2
         else:

@@ -11,7 +11,10 @@ from rpagen.spec.model import Variant
 
 @dataclasses.dataclass(frozen=True)
 class LaunchPlan:
-    """The blocks of one launch, in tokens, and the VMEM that its scratch takes, in bytes."""
+    """The blocks of one launch, in tokens, and the VMEM that it takes, in bytes.
+
+    vmem_bytes: its scratch. spill_bytes: what is left to the compiler besides.
+    """
 
     launch: str
     query_block: int
@@ -19,6 +22,7 @@ class LaunchPlan:
     query_tile: int
     compute_block: int
     vmem_bytes: int
+    spill_bytes: int
 
     @property
     def blocks(self) -> tuple[int, int, int, int]:
@@ -52,5 +56,12 @@ def plan(
             compute_block=compute_block,
             **sizes,
         )
-        plans.append(LaunchPlan(launch, query_block, kv_block, query_tile, compute_block, vmem))
+        spills = budget.spill_bytes(
+            **problem.padded_sizes,
+            query_bytes=problem.query_bytes,
+            query_block=query_block,
+            compute_block=compute_block,
+        )
+        blocks = (query_block, kv_block, query_tile, compute_block)
+        plans.append(LaunchPlan(launch, *blocks, vmem, spills))
     return tuple(plans)

@@ -1,0 +1,90 @@
+"""What the TPU compiler allocated for each launch of a call, read from its own dump.
+
+libtpu writes the text of its passes where flags ask for it. The last one before the final bundles
+lists every allocation of a kernel: its size, its offset in the kernel's part of VMEM or SMEM, and
+what it is for. The end of the furthest is what the compiler compares with the limit: it accepts a
+kernel with `vmem_limit_bytes` at just that, and refuses it with 512 bytes less. libtpu 0.0.52 and
+0.0.50.1 write the list alike.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import re
+from pathlib import Path
+
+from rpagen.spec.axes import LAUNCHES
+
+_LAST_PASS = "post-delay-converter"
+_DUMP_TO = " --xla_jf_dump_to="
+
+_KERNEL = re.compile(rf"_({'|'.join(LAUNCHES)})_p\d+_q.*-{_LAST_PASS}\.txt")  # from profile_name
+_ALLOCATION = re.compile(
+    r"^ *#allocation\d+(?P<spill>_spill)? \[.*\bspace=(?P<space>\w+), size = (?P<size>\w+),"
+    r"(?: offset = (?P<offset>\w+),)? scoped, tag = '(?P<tag>.*)'",
+    re.MULTILINE,
+)
+_OF_KERNEL = re.compile(r"scratch operand|prefetched SMEM operand \d+")
+
+
+@dataclasses.dataclass(frozen=True)
+class Taken:
+    """Bytes of one memory: what a kernel asks for, and what the compiler takes besides.
+
+    The latter is where it puts registers that did not suffice, and scratch of its own.
+    """
+
+    of_kernel: int
+    of_compiler: int
+
+
+@dataclasses.dataclass(frozen=True)
+class Allocated:
+    """What one launch takes of a core.
+
+    hbm_spills: scalar registers that go to HBM and back, each time with a copy to wait for, since
+        the compiler finds SMEM too full.
+    """
+
+    vmem: Taken
+    smem: Taken
+    hbm_spills: int
+
+
+def with_dump(flags: str, folder: Path) -> str:
+    """Flags of libtpu, and those by which it writes into `folder` what `read` reads."""
+    return (
+        f"{flags}{_DUMP_TO}{folder} --xla_jf_dump_llo_text=true"
+        f" --xla_jf_dump_llo_pass_label_regex=.*{_LAST_PASS}.*"
+    )
+
+
+def without_dump(flags: str) -> str:
+    """What `with_dump` was given."""
+    return flags.partition(_DUMP_TO)[0]
+
+
+def read(folder: Path) -> dict[str, Allocated]:
+    """What each launch of the one call that was dumped into `folder` takes, by launch."""
+    found = {
+        match[1]: _allocated(path.read_text())
+        for path in folder.iterdir()
+        if (match := _KERNEL.search(path.name))
+    }
+    return {launch: found[launch] for launch in LAUNCHES if launch in found}
+
+
+def _allocated(dump: str) -> Allocated:
+    allocations = list(_ALLOCATION.finditer(dump))
+    in_hbm = [each for each in allocations if each["space"] == "hbm" and each["spill"]]
+    return Allocated(_taken(allocations, "vmem"), _taken(allocations, "smem"), len(in_hbm))
+
+
+def _taken(allocations: list[re.Match[str]], space: str) -> Taken:
+    of_kernel = end = 0
+    for each in allocations:
+        if each["space"] == space:
+            size = int(each["size"], 0)
+            end = max(end, int(each["offset"], 0) + size)
+            of_kernel += size if _OF_KERNEL.fullmatch(each["tag"]) else 0
+    return Taken(of_kernel, end - of_kernel)

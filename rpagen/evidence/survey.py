@@ -1,0 +1,136 @@
+"""Many variants through the compiler, each for many devices, with the budget beside each."""
+
+from __future__ import annotations
+
+import dataclasses
+import importlib
+import itertools
+import sys
+import types
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from rpagen.emit import header
+from rpagen.evidence import budgets, devices, stamps
+from rpagen.evidence.allocations import Allocated, Taken
+from rpagen.evidence.shapes import CallShape
+from rpagen.spec import launches
+from rpagen.spec.model import Variant
+
+_packages = itertools.count()
+
+
+@dataclasses.dataclass(frozen=True)
+class Outcome:
+    """What became of one variant on one device.
+
+    reason: why it is excluded, or what stood in the way. launches: none unless it compiled.
+    seconds: of lowering and compiling, if need be at an earlier time, when the stamp was made.
+    """
+
+    variant: str
+    device: str
+    reason: str = ""
+    is_excluded: bool = False
+    seconds: float = 0.0
+    is_from_stamp: bool = False
+    launches: tuple[budgets.Launch, ...] = ()
+
+    @property
+    def is_well(self) -> bool:
+        """Whether nothing is wrong: it compiled and its budget holds, or it is excluded."""
+        return self.is_excluded or (bool(self.launches) and all(x.is_held for x in self.launches))
+
+
+@dataclasses.dataclass(frozen=True)
+class Survey:
+    """Emitted modules in a folder, and the call to compile each with."""
+
+    folder: Path
+    shape: CallShape
+    chunk_prefill_size: int | None
+    stamps: Path
+    is_anew: bool  # whether stamps are written only
+
+    def outcomes(self, variants: Sequence[Variant], names: Sequence[str]) -> Iterator[Outcome]:
+        """The outcome of every variant on every device named, in order."""
+        load = _loader(self.folder)
+        surroundings = stamps.surroundings()
+        for variant in variants:
+            for device in names:
+                reason = devices.exclusion(variant, device)
+                if reason is not None:
+                    yield Outcome(variant.name, device, reason, is_excluded=True)
+                else:
+                    stamp = stamps.name(surroundings | self._inputs(variant, device))
+                    yield self._outcome(variant, device, stamp, load)
+
+    def _outcome(self, variant: Variant, device: str, stamp: str, load: Any) -> Outcome:
+        known = None if self.is_anew else _known(stamps.read(self.stamps, stamp))
+        if known is not None:
+            seconds, allocated = known
+        else:
+            try:
+                seconds, allocated = self._compile(load(variant.name), device)
+            except Exception as error:  # whatever it is, it is what this is about
+                return Outcome(variant.name, device, _first_line(error))
+            content = {name: dataclasses.asdict(each) for name, each in allocated.items()}
+            stamps.write(self.stamps, stamp, {"seconds": seconds, "launches": content})
+        problem = self.shape.problem(variant)
+        plans = launches.plan(variant, problem, device, self.chunk_prefill_size)
+        return Outcome(
+            variant.name,
+            device,
+            seconds=seconds,
+            is_from_stamp=known is not None,
+            launches=budgets.compare(plans, problem, allocated),
+        )
+
+    def _compile(self, module: Any, device: str) -> tuple[float, Mapping[str, Allocated]]:
+        from rpagen.evidence import compile  # imports jax, which takes a second
+
+        compiled = compile.compile_variant(
+            module,
+            device,
+            self.shape,
+            chunk_prefill_size=self.chunk_prefill_size,
+            **compile.options_of(module.VARIANT),
+        )
+        return compiled.seconds, compiled.launches
+
+    def _inputs(self, variant: Variant, device: str) -> dict[str, object]:
+        """All that tells this compilation from others at the same time and place."""
+        return {
+            "device": device,
+            "shape": dataclasses.asdict(self.shape),
+            "chunk_prefill_size": self.chunk_prefill_size,
+            "module": self._body(variant.name),
+            "support": self._body("support"),
+        }
+
+    def _body(self, name: str) -> str:
+        return header.split((self.folder / f"{name}.py").read_text(encoding="utf-8"))[1]
+
+
+def _loader(folder: Path) -> Any:
+    """Imports modules of a folder by name, apart from those of any other folder."""
+    package = types.ModuleType(f"_rpagen_survey_{next(_packages)}")
+    package.__path__ = [str(folder)]
+    sys.modules[package.__name__] = package
+    return lambda name: importlib.import_module(f"{package.__name__}.{name}")
+
+
+def _known(content: Any) -> tuple[float, Mapping[str, Allocated]] | None:
+    """What a stamp says; None if there is none, or one of another form."""
+    try:
+        return content["seconds"], {
+            name: Allocated(Taken(**each["vmem"]), Taken(**each["smem"]), each["hbm_spills"])
+            for name, each in content["launches"].items()
+        }
+    except (AttributeError, KeyError, TypeError):
+        return None
+
+
+def _first_line(error: Exception) -> str:
+    return str(error).strip().partition("\n")[0] or type(error).__name__
