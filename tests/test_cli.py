@@ -331,6 +331,81 @@ def test_a_closed_pipe_is_quiet(verb):
     assert (process.returncode, process.stderr) == (141, b"")
 
 
+@pytest.mark.parametrize(
+    ("words", "status"), [("list", 0), ("list --json", 0), ("explain nope --json", 2), ("nope", 2)]
+)
+@pytest.mark.parametrize("closed", [">&-", "2>&-", ">&- 2>&- <&-"])
+def test_closed_streams_take_what_is_printed(words, status, closed):
+    done = subprocess.run(
+        f"{sys.executable} -m rpagen {words} {closed}",
+        cwd=ROOT,
+        shell=True,
+        capture_output=True,
+        text=True,
+    )
+    assert done.returncode == status and "Traceback" not in done.stderr
+    # What was meant for one stream does not end up in the other.
+    assert not done.stdout or "error: " not in done.stdout
+    assert not done.stderr or done.stderr.startswith("error: ")
+
+
+def test_what_a_stream_cannot_encode_is_escaped(tmp_path):
+    done = subprocess.run(
+        [sys.executable, "-m", "rpagen", "emit", "rpa", "-o", tmp_path / "ü"],
+        cwd=ROOT,
+        env={**os.environ, "PYTHONIOENCODING": "ascii:strict"},
+        capture_output=True,
+        text=True,
+    )
+    assert (done.returncode, done.stderr) == (0, "")
+    assert done.stdout.splitlines()[0] == f"{tmp_path}/\\xfc/rpa.py"
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        ["list", "--tier", "x", "--json"],
+        ["recommend", "--json"],
+        ["explain", "rpa", "--json", "--specs", ""],
+        ["nope", "--json"],
+    ],
+)
+def test_wrong_usage_is_json_too(run, words):
+    status, out, err = run(*words)
+    error = json.loads(out)["error"]
+    assert status == 2
+    assert err == f"error: {error['problem']}\nsee: {error['next_step']}\n"
+
+
+def test_what_the_system_refuses_is_json_too(run, monkeypatch):
+    def refused(*_):
+        raise PermissionError(13, "Permission denied", "/x\x1b[31m")
+
+    monkeypatch.setattr(expand, "load_variants", refused)
+    status, out, err = run("list", "--json")
+    assert (status, json.loads(out)["error"]["problem"]) == (
+        2,
+        "[Errno 13] Permission denied: '/x\\x1b[31m'",
+    )
+    assert err.startswith("error: [Errno 13]")
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        ["emit", "rpa", "-o", ""],
+        ["generate", "-o", ""],
+        ["check", "-o", ""],
+        ["schema", "-o", ""],
+        ["list", "--specs", ""],
+    ],
+)
+def test_an_empty_path_is_no_place(run, words):
+    status, out, err = run(*words)
+    assert (status, out) == (2, "")
+    assert ": the path is empty: write . for the current folder\n" in err
+
+
 @pytest.mark.skipif(sys.platform != "linux", reason="looks for its child processes in /proc")
 def test_ctrl_c_is_quiet(tmp_path):
     process = command("generate", "-o", str(tmp_path), "--jobs", "2", start_new_session=True)

@@ -305,6 +305,33 @@ def test_something_in_the_way_is_named_and_nothing_is_changed(tmp_path, prepare,
     assert not any(tmp_path.rglob("*.rpagen-tmp"))
 
 
+def test_what_fails_half_way_is_undone(tmp_path):
+    root = tmp_path / "tree"
+    write.write_changed(root, OLD)
+    before = contents(root)
+    with pytest.raises(InputError, match="Not a directory; no file was changed"):
+        # The last thing that is done: all files are in their places by then.
+        write.write_changed(root, NEW, ["gone.py", "a.py/below a file"])
+    assert contents(root) == before
+    assert not (root / "d").exists()
+    assert not any(tmp_path.rglob("*.rpagen-tmp"))
+
+
+@pytest.mark.parametrize(
+    "make",
+    [
+        os.mkfifo,
+        lambda path: path.symlink_to("/dev/null"),
+        lambda path: path.symlink_to("/dev/zero"),  # which has no end to read up to
+    ],
+)
+def test_what_is_no_file_is_neither_read_nor_replaced(tmp_path, make):
+    make(tmp_path / "a.py")
+    with pytest.raises(InputError, match=r"a\.py: is neither a file nor a folder"):
+        write.write_changed(tmp_path, {"a.py": "a\n"})
+    assert not (tmp_path / "a.py").is_file()
+
+
 @pytest.mark.skipif(os.geteuid() != 0, reason="only root can mount")
 @pytest.mark.skipif(shutil.which("unshare") is None, reason="needs unshare")
 @pytest.mark.parametrize(

@@ -1,5 +1,6 @@
 """`rpagen emit`: any variant that is offered, in a folder of the user's own."""
 
+import ast
 import importlib
 import json
 import subprocess
@@ -128,6 +129,19 @@ def test_targets_give_a_module_for_each_generation_that_differs(run, tmp_path):
     assert [Path(line).name for line in out.splitlines()] == [
         *("plain_soft_cap.py", "plain_soft_cap_v5e.py", "support.py")
     ]
+
+
+def test_a_line_break_in_what_was_typed_makes_no_code(run, tmp_path):
+    write(tmp_path, PLAIN, "a\nCODE = 2\n.yaml")
+    specs = (tmp_path / "specs").rename(tmp_path / "my\nCODE = 1\nspecs")
+    typed = "features=[soft_cap,\nsliding_window]"
+    module = emitted(run, tmp_path / "mine", "--set", typed, "--specs", specs)
+    text = module.read_text()
+    found, body = header.split(text)
+    assert "CODE" not in body and "\\nCODE" in found.command
+    assert found.body == header.digest(body)
+    ast.parse(text)
+    assert run("emit", "--set", typed, "--specs", specs, "-o", tmp_path / "mine")[0] == 0
 
 
 def test_emitted_again_it_is_not_written_again(run, tmp_path):
@@ -279,6 +293,7 @@ def test_no_value_gives_a_traceback(path):
     [
         (["rpa_int9"], 'there is no variant "rpa_int9": did you mean rpa_int8?'),
         (["support"], "rpa_kernels/support.py is shared by all variants: name a variant"),
+        (["rpa", "--family", "rpa_head_major"], "rpa is of family rpa: leave out --family"),
         ([], "name a variant, or say what it is like with --set AXIS=VALUE"),
         (
             ["--set", "features=none", "--family", "rpa_head_mayor"],

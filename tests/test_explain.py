@@ -236,3 +236,17 @@ def test_diff_of_a_variant_with_itself(run):
 )
 def test_what_has_no_difference(run, names, said):
     assert run("diff", *names) == (2, "", f"error: {said}\n")
+
+
+def test_a_file_that_has_another_line_there_is_not_explained(run, tmp_path):
+    path = tmp_path / "rpa.py"
+    text = (GENERATED / "rpa.py").read_text()
+    path.write_text(text)
+    assert explained(run, f"{path}:200")["text"] == text.splitlines()[199]
+    path.write_text(text.replace("\nimport jax\n", "\n\nimport jax\n", 1))
+    status, out, err = run("explain", f"{path}:200")
+    assert (status, out) == (2, "")
+    assert err.startswith(f"error: {path} is not as it is emitted now: its line 200 is another one")
+    path.write_text(text[:1000])
+    assert run("explain", f"{path}:200")[0] == 2
+    assert explained(run, f"{path}:1")["template"] is None

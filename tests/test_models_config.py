@@ -12,7 +12,7 @@ import pytest
 from rpagen.errors import InputError
 from rpagen.models import config
 from rpagen.models.config import Heads, Layer, Model
-from rpagen.models.known import CHUNKED, FULL, SLIDING
+from rpagen.models.known import CHUNKED, CROSS, FULL, SLIDING
 
 CONFIGS = Path(__file__).parent / "data/hf_configs"
 
@@ -278,7 +278,11 @@ def test_layers_that_share_keys_and_values(read):
             "values with another head dim than keys (v_head_dim 64, head_dim 128)",
         ),
         ({"global_head_dim": 512}, "layers with heads of their own (global_head_dim), "),
-        ({"attn_layer_period": 8}, "attn_layer_period: it says which layers have attention, "),
+        ({"attn_layer_period": 8}, "attn_layer_period: it says what attention layers have, "),
+        ({"block_configs": [{"attention": {"no_op": True}}]}, "block_configs: "),
+        ({"global_attn_every_n_layers": 3}, "global_attn_every_n_layers: "),
+        ({"num_key_value_heads_per_layer": [4]}, "layers with heads of their own ("),
+        ({"relative_attention": True}, "relative positions (relative_attention): "),
         ({"alibi": True}, "ALiBi: "),
         ({"attn_config": {"alibi": True}}, "ALiBi: "),
         ({"position_embedding_type": "alibi"}, "ALiBi: "),
@@ -302,12 +306,44 @@ def test_what_no_layer_is_served_for(read, fields, begins):
         {"alibi": False},
         {"attn_config": {"alibi": False}},
         {"position_embedding_type": "absolute"},
+        {"relative_attention": False},
+        {"use_cla": False},
+        {"full_attn_idxs": []},
+        {"cross_attention_layers": []},
         {"is_encoder_decoder": False},
         {"kv_lora_rank": None},
     ],
 )
 def test_what_is_not_in_the_way(read, fields):
     assert read(changed(**fields)).missing == ()
+
+
+def test_layers_that_read_an_image(read):
+    """llama-3.2-vision: num_hidden_layers counts them."""
+    model = read(changed(model_type="mllama_text_model", cross_attention_layers=[1, 3]))
+    assert [layer.attention for layer in model.layers] == [FULL, CROSS, FULL, CROSS]
+
+
+@pytest.mark.parametrize("layers", [3, [4], [-1], ["1"], [[]]])
+def test_layers_that_there_are_not(read, layers):
+    said = text_of(read, changed(cross_attention_layers=layers))
+    assert said.startswith("config.json: cross_attention_layers: names layers that there are not\n")
+
+
+@pytest.mark.parametrize(
+    ("fields", "is_causal"),
+    [
+        ({"model_type": "new", "architectures": ["NewForMaskedLM"]}, False),
+        ({"model_type": "new", "architectures": ["NewForCausalLM"]}, True),
+        ({"model_type": "new", "architectures": [7]}, True),
+        ({"model_type": "new", "architectures": "NewForMaskedLM"}, True),
+        ({"model_type": "bert"}, False),
+        ({"model_type": "bert", "is_decoder": True}, True),
+        ({"model_type": "bert", "is_decoder": False}, False),
+    ],
+)
+def test_encoders_are_told_from_decoders(read, fields, is_causal):
+    assert read(changed(**fields)).heads.is_causal is is_causal
 
 
 # --- wrong files ---------------------------------------------------------------------------------

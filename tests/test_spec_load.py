@@ -23,6 +23,38 @@ def refusal(folder: pathlib.Path, text: str | bytes) -> SpecError:
     return caught.value
 
 
+def test_hidden_files_are_no_specs(tmp_path: pathlib.Path) -> None:
+    write(tmp_path, PLAIN)
+    write(tmp_path, b"\xff", "._plain.yaml")
+    (tmp_path / "specs/families/.#plain.yaml").symlink_to("somebody@here.1234")
+    assert [family.name for family in load.load_families(tmp_path / "specs")] == ["plain"]
+
+
+@pytest.mark.parametrize("name", ["other.yml", "other.YAML", "other.Yml"])
+def test_a_spec_that_would_not_be_read_is_said(tmp_path: pathlib.Path, name: str) -> None:
+    write(tmp_path, PLAIN)
+    write(tmp_path, PLAIN, name)
+    with pytest.raises(SpecError) as caught:
+        load.load_families(tmp_path / "specs")
+    assert str(caught.value) == (
+        f"specs/families/{name}:1:1: the name does not end in .yaml, so the file would not be"
+        " read\n"
+        "  expected: names such as families/rpa.yaml\n"
+        "  next: rename it to other.yaml, or move it away"
+    )
+
+
+def test_a_folder_that_cannot_be_read_is_not_taken_for_an_empty_one(
+    tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refused(path: object) -> list[str]:
+        raise PermissionError(13, "Permission denied", path)
+
+    monkeypatch.setattr(os, "listdir", refused)
+    with pytest.raises(SpecError, match="specs/families:1:1: cannot be read: Permission denied"):
+        load.load_families(tmp_path / "specs")
+
+
 def test_reads_every_field(tmp_path: pathlib.Path) -> None:
     text = PLAIN.replace("decode: {}", "decode: {pipelining: {kv_slots: 3}}") + (
         "generations: [v7x, v6e]\n"

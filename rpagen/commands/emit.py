@@ -33,7 +33,9 @@ def add_arguments(verb: argparse.ArgumentParser) -> None:
         help="the value of an axis, as a spec would write it; may be repeated",
     )
     verb.add_argument("--family", metavar="NAME", help="the family it is of (default: by layout)")
-    verb.add_argument("-o", dest="output", metavar="DIR", required=True, help="where to")
+    verb.add_argument(
+        "-o", dest="output", type=shared.place, metavar="DIR", required=True, help="where to"
+    )
     verb.add_argument("--force", action="store_true", help="overwrite what was edited by hand")
     shared.add_specs(verb)
 
@@ -57,6 +59,8 @@ def _variants(options: argparse.Namespace) -> tuple[Variant, ...]:
     chosen = option.settings(options.set)
     if options.name is not None:
         base, _, _ = shared.find_variant(options.name, options.specs)
+        if options.family not in (None, base.family):
+            raise RpagenError(f"{base.name} is of family {base.family}: leave out --family")
         if not chosen:
             return (base,)
         chosen = dict(option.based_on(base, chosen))

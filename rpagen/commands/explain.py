@@ -9,7 +9,7 @@ from pathlib import Path
 from rpagen import errors
 from rpagen.commands import shared
 from rpagen.console import table
-from rpagen.emit import explain, wording
+from rpagen.emit import explain, wording, write
 from rpagen.emit.explain import Line, Otherwise
 from rpagen.emit.render import Module
 from rpagen.errors import RpagenError
@@ -37,7 +37,10 @@ def run(options: argparse.Namespace) -> int:
     if number is None:
         _explain_module(module, catalogue, options.json)
         return shared.ALL_WELL
-    _explain_line(module, explain.line(module, catalogue, number), options.json)
+    line = explain.line(module, catalogue, number)
+    if line.place is not None:
+        _refuse_other_text(options.target.rpartition(":")[0], line)
+    _explain_line(module, line, options.json)
     return shared.ALL_WELL
 
 
@@ -50,6 +53,16 @@ def _target(text: str) -> tuple[str, int | None]:
         raise RpagenError(f"{errors.quoted(number)} is no line: write NAME:LINE, such as rpa:200")
     name = Path(path).stem if path.endswith(".py") else path
     return name, int(number) if number else None
+
+
+def _refuse_other_text(path: str, line: Line) -> None:
+    """Refuse a file that has something else in the line than what is explained."""
+    text = write.read(Path(path)) if path.endswith(".py") else None
+    if text is not None and text.split("\n")[line.number - 1 : line.number] != [line.text]:
+        raise RpagenError(
+            f"{errors.printable(path)} is not as it is emitted now: its line {line.number} is"
+            f" another one; compare with {line.text.strip()!r}, or emit it again"
+        )
 
 
 # --- a variant -----------------------------------------------------------------------------------

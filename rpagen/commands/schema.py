@@ -21,6 +21,7 @@ def add_arguments(verb: argparse.ArgumentParser) -> None:
     verb.add_argument(
         "-o",
         dest="output",
+        type=shared.place,
         metavar="FILE",
         help="where to; - prints it (default: specs/schema.json of the source checkout)",
     )

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import contextlib
 import json
 import shlex
 import sys
@@ -26,7 +27,7 @@ def add_specs(verb: argparse.ArgumentParser) -> None:
     """Add `--specs`: where the families are."""
     verb.add_argument(
         "--specs",
-        type=Path,
+        type=_folder,
         default=resources.specs_dir(),
         metavar="DIR",
         help="the folder that holds families/ (default: the specs rpagen comes with)",
@@ -50,6 +51,7 @@ def add_package(verb: argparse.ArgumentParser) -> None:
     verb.add_argument(
         "-o",
         dest="output",
+        type=place,
         metavar="DIR",
         help=f"the folder of the package (default: {GENERATED}/ of the source checkout)",
     )
@@ -58,6 +60,17 @@ def add_package(verb: argparse.ArgumentParser) -> None:
 def add_json(verb: argparse.ArgumentParser) -> None:
     """Add `--json`."""
     verb.add_argument("--json", action="store_true", help="print JSON")
+
+
+def place(text: str) -> str:
+    """The path that an option names. An empty one is a variable that a shell does not know."""
+    if not text:
+        raise argparse.ArgumentTypeError("the path is empty: write . for the current folder")
+    return text
+
+
+def _folder(text: str) -> Path:
+    return Path(place(text))
 
 
 def output(options: argparse.Namespace) -> Path:
@@ -135,5 +148,7 @@ def print_json(value: object) -> None:
 
 
 def complain(problem: str) -> None:
-    """Say what went wrong, on standard error."""
-    print(f"error: {problem}", file=sys.stderr)
+    """Say what went wrong, on standard error, without control characters of whatever it names."""
+    said = "\n".join(map(errors.printable, problem.split("\n")))
+    with contextlib.suppress(OSError):  # there is nobody left to tell
+        print(f"error: {said}", file=sys.stderr, flush=True)

@@ -27,14 +27,13 @@ def main() -> None:
         moves, removals = order
         for _, target in moves:
             _make_folders(os.path.dirname(target), made)
-        for source, target in moves:
-            os.replace(source, target)
-        for path in removals:
-            with contextlib.suppress(FileNotFoundError):
-                os.unlink(path)
+        _carry_out(moves, removals, stage)
         _answer({})
     except OSError as error:
-        _answer({"errno": error.errno, "path": error.filename2 or error.filename})
+        path = error.filename2 or error.filename or stage
+        # The folder of staged files is nothing that a user knows of.
+        shown = os.path.dirname(stage) if path.startswith(stage) else path
+        _answer({"errno": error.errno, "path": shown})
     finally:
         shutil.rmtree(stage, ignore_errors=True)
         for folder in reversed(made):  # those of them that hold nothing
@@ -49,6 +48,36 @@ def _order() -> tuple[list[list[str]], list[str]] | None:
     except ValueError:
         return None
     return order["moves"], order["removals"]
+
+
+def _carry_out(moves: list[list[str]], removals: list[str], stage: str) -> None:
+    """Move and remove all of it, or nothing.
+
+    Raises:
+        OSError: one could not be moved or removed; those before it are as they were.
+    """
+    kept: dict[str, str] = {}
+    for path in (*(target for _, target in moves), *removals):
+        if os.path.lexists(path):
+            kept[path] = os.path.join(stage, f"old-{len(kept)}")
+            shutil.copy2(path, kept[path], follow_symlinks=False)
+    done = []
+    try:
+        for source, target in moves:
+            os.replace(source, target)
+            done.append(target)
+        for path in removals:
+            with contextlib.suppress(FileNotFoundError):
+                os.unlink(path)
+                done.append(path)
+    except OSError:
+        for path in done:
+            with contextlib.suppress(OSError):
+                if path in kept:
+                    os.replace(kept[path], path)
+                else:
+                    os.unlink(path)
+        raise
 
 
 def _make_folders(path: str, made: list[str]) -> None:

@@ -85,7 +85,7 @@ def line(module: Module, catalogue: Catalogue, number: int) -> Line:
     """
     body = _body(module, catalogue)
     above = plan.expected_header(module, catalogue, "rpagen generate").sign(body)
-    texts = (above.text() + body).splitlines()
+    texts = (above.text() + body).removesuffix("\n").split("\n")
     if not 0 < number <= len(texts):
         raise RpagenError(f"{module.path} has {len(texts)} lines: there is no line {number}")
     text = texts[number - 1]

@@ -11,6 +11,7 @@ from collections.abc import Iterable
 from pathlib import Path
 
 import rpagen
+from rpagen import errors
 from rpagen.emit import header, inputs, render, write
 from rpagen.emit.format import black_version
 from rpagen.emit.header import Header
@@ -87,8 +88,9 @@ def expected_header(module: Module, catalogue: Catalogue, command: str) -> Heade
     command: what to type to emit it again.
     """
     return Header(
-        origin=module.origin,
-        command=command,
+        # A line break in a path would end the comment, and make code of the rest.
+        origin=errors.printable(module.origin),
+        command=errors.printable(command),
         inputs=inputs.digest(render.inputs(module, catalogue)),
         generator=rpagen.__version__,
         black=black_version(),

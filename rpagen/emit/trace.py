@@ -2,7 +2,8 @@
 
 A second rendering of the module, with an invisible mark wherever a template's own line begins or a
 value is printed, tells where each character comes from. What black made of the text is then laid
-beside it, token by token: black adds and removes parentheses and commas, and nothing else.
+beside it, token by token: black adds and removes parentheses and commas, splits statements and
+moves comments. What else differs, such as text that a template measured with its marks, is skipped.
 """
 
 from __future__ import annotations
@@ -14,7 +15,7 @@ import io
 import itertools
 import re
 import tokenize
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 
 import jinja2
 import jinja2.ext
@@ -28,13 +29,17 @@ from rpagen.spec.model import Catalogue
 _OPEN, _CLOSE = "\ue000", "\ue001"
 _MARK = re.compile(f"{_OPEN}([^{_OPEN}{_CLOSE}]+):([0-9]+){_CLOSE}")
 
-_BLACKS_OWN = frozenset("(),")
+_BLACKS_OWN = frozenset("(),;")
 """Tokens that black adds and removes."""
 
-# Quotes, and blanks in docstrings and before comments. Since Python 3.12, f-strings come in parts.
+_ALIKE_AGAIN = 4
+"""Tokens in a row that are the same on both sides, after some that were not."""
+
+# Quotes, blanks in docstrings and before comments, and the case of letters in numbers. Since Python
+# 3.12, f-strings come in parts.
 _BLACKS_WAY = frozenset(
     getattr(tokenize, name)
-    for name in ("STRING", "COMMENT", "FSTRING_START", "FSTRING_END")
+    for name in ("STRING", "COMMENT", "NUMBER", "FSTRING_START", "FSTRING_END")
     if hasattr(tokenize, name)
 )
 """Kinds of tokens that black writes in its own way."""
@@ -57,7 +62,7 @@ class Place:
     def text(self) -> str:
         """The line, as the template has it."""
         file = resources.templates_dir() / self.template
-        return file.read_text(encoding="utf-8").splitlines()[self.line - 1]
+        return file.read_text(encoding="utf-8").split("\n")[self.line - 1]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -117,9 +122,11 @@ def places_of(body: str, source: Traced) -> dict[int, Place]:
                 column = 0 if number else theirs.start[1]
                 place = source.place_at(theirs.start[0] + number, column)
                 places.setdefault(ours.start[0] + number, place)
-    for number, line in enumerate(body.splitlines(), start=1):
-        if line.strip() and number not in places:
-            places[number] = places.get(number - 1) or places[number + 1]
+    known = sorted(places)
+    for number, line in enumerate(body.split("\n"), start=1):
+        if known and line.strip() and number not in places:
+            before = bisect.bisect_left(known, number) - 1
+            places[number] = places[known[max(before, 0)]]
     return places
 
 
@@ -173,28 +180,35 @@ def _aligned(
     ours: list[tokenize.TokenInfo], theirs: list[tokenize.TokenInfo]
 ) -> Iterator[tuple[tokenize.TokenInfo, tokenize.TokenInfo]]:
     """The tokens of formatted code, each with the one that it was before formatting."""
-    ours_left, theirs_left = _Ahead(ours), _Ahead(theirs)
-    while ours_left.token and theirs_left.token:
-        if _same(ours_left.token, theirs_left.token):
-            yield ours_left.token, theirs_left.token
-            ours_left.step()
-            theirs_left.step()
-        elif ours_left.token.string in _BLACKS_OWN:
-            ours_left.step()
+    mine = other = 0
+    while mine < len(ours) and other < len(theirs):
+        if _same(ours[mine], theirs[other]):
+            yield ours[mine], theirs[other]
+            mine, other = mine + 1, other + 1
+        elif ours[mine].string in _BLACKS_OWN:
+            mine += 1
+        elif theirs[other].string in _BLACKS_OWN:
+            other += 1
+        elif ours[mine].type == tokenize.COMMENT:  # moved past some of the above, or behind code
+            mine += 1
+        elif theirs[other].type == tokenize.COMMENT:
+            other += 1
         else:
-            assert theirs_left.token.string in _BLACKS_OWN, (ours_left.token, theirs_left.token)
-            theirs_left.step()
+            mine, other = _alike_again(ours, theirs, mine, other)
 
 
-class _Ahead:
-    """A walk over tokens."""
-
-    def __init__(self, tokens: Iterable[tokenize.TokenInfo]) -> None:
-        self._tokens = iter(tokens)
-        self.token = next(self._tokens, None)
-
-    def step(self) -> None:
-        self.token = next(self._tokens, None)
+def _alike_again(
+    ours: list[tokenize.TokenInfo], theirs: list[tokenize.TokenInfo], mine: int, other: int
+) -> tuple[int, int]:
+    """Where both sides go on alike, skipping as little as possible; the ends if they do not."""
+    for skipped in range(1, len(ours) - mine + len(theirs) - other):
+        for at in range(mine, mine + skipped + 1):
+            ahead = ours[at : at + _ALIKE_AGAIN]
+            there = other + mine + skipped - at
+            counterparts = theirs[there : there + _ALIKE_AGAIN]
+            if ahead and len(ahead) == len(counterparts) and all(map(_same, ahead, counterparts)):
+                return at, there
+    return len(ours), len(theirs)
 
 
 def _same(ours: tokenize.TokenInfo, theirs: tokenize.TokenInfo) -> bool:

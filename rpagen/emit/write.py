@@ -10,19 +10,21 @@ import contextlib
 import errno
 import json
 import os
+import stat
 import subprocess
 import sys
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 
 from rpagen.emit import commit
-from rpagen.errors import InputError
+from rpagen.errors import InputError, printable
 
 _NEXT_STEPS = {
     errno.ENOSPC: "free some space, and try again",
     errno.EDQUOT: "free some space, and try again",
     errno.EEXIST: "move the file away that stands there, or choose another folder",
     errno.ENOTDIR: "move the file away that stands there, or choose another folder",
+    errno.EXDEV: "choose a folder without links or mounts in it: all files move within one disk",
 }
 _USUAL_NEXT_STEP = "choose another folder, or change its permissions"
 
@@ -33,16 +35,25 @@ def read(path: Path) -> str | None:
     Bytes that are no UTF-8 come out as surrogates, which no emitted file holds.
 
     Raises:
-        InputError: it is there, but cannot be read.
+        InputError: it is there, but cannot be read, or is a device or a pipe.
     """
     try:
+        kind = path.stat().st_mode
+        if not (stat.S_ISREG(kind) or stat.S_ISDIR(kind)):
+            # It may have no end to read up to, and writing would put a file in its place.
+            raise InputError(
+                "is neither a file nor a folder",
+                place=printable(str(path)),
+                expected="a file, or none yet",
+                next_step="choose another place",
+            )
         return path.read_bytes().decode(errors="surrogateescape")
     except (FileNotFoundError, NotADirectoryError):
         return None
     except OSError as error:
         raise InputError(
             f"cannot be read: {error.strerror}",
-            place=str(path),
+            place=printable(str(path)),
             expected="a file that can be read",
             next_step="change its permissions, or move it away",
         ) from error
@@ -123,7 +134,7 @@ def _stage(path: Path, text: str, target: Path) -> None:
 def _cannot_write(path: str, number: int) -> InputError:
     return InputError(
         f"cannot be written: {os.strerror(number)}; no file was changed",
-        place=path,
+        place=printable(path),
         expected="a folder that can be written to, with room in it",
         next_step=_NEXT_STEPS.get(number, _USUAL_NEXT_STEP),
     )

@@ -13,7 +13,7 @@ from pathlib import Path
 from rpagen.errors import escaped, listed, quoted
 from rpagen.models import document, known
 from rpagen.models.document import Document
-from rpagen.models.known import CHUNKED, FULL, SLIDING, ModelType
+from rpagen.models.known import CHUNKED, CROSS, FULL, SLIDING, ModelType
 from rpagen.spec import budget
 
 MOST_HEADS = 1 << 12
@@ -36,17 +36,23 @@ OLD_NAMES = {
 """How older files call the fields that are read here."""
 
 OTHER_PATTERNS = (
-    *("attn_layer_indices", "attn_layer_period", "attn_type_list", "block_types"),
-    *("full_attention_interval", "full_attn_idxs", "hybrid_layer_pattern"),
-    *("hybrid_override_pattern", "layer_block_type", "layers_block_type"),
+    *("attention_window", "attn_layer_indices", "attn_layer_period", "attn_type_list"),
+    *("block_configs", "block_types", "cross_layer_interval", "dense_attention_every_n_layers"),
+    *("full_attention_interval", "full_attn_idxs", "global_attn_every_n_layers"),
+    *("global_attn_idx", "hybrid_layer_ids", "hybrid_layer_pattern", "hybrid_override_pattern"),
+    *("layer_block_type", "layers_block_type", "mamba_step", "sparse_config", "use_cla"),
 )
 """Fields that say in ways of their own which layers have which attention, or none."""
 
 OTHER_SHAPES = (
     *("global_head_dim", "num_global_key_value_heads"),
+    *("num_key_value_heads_per_layer", "num_kv_heads_per_layer"),
     *("swa_head_dim", "swa_num_attention_heads", "swa_num_key_value_heads"),
 )
 """Fields that give some layers other heads than the rest."""
+
+RELATIVE_BIASES = ("relative_attention", "relative_attention_num_buckets")
+"""Fields that ask for a bias by how far apart a query and a key are."""
 
 SINKS = ("attention_sink", "attn_sink")
 """Parts of the names of fields that ask for attention sinks."""
@@ -112,7 +118,7 @@ def load(path: Path) -> Model:
     inner = next((found for found in map(outer.inner, NESTED) if found is not None), outer)
     own_type = inner.word("model_type") or outer.word("model_type") or ""
     name, known_type = known.find(own_type)
-    fields, notes = _with_defaults(inner, name, known_type or ModelType())
+    fields, notes = _with_defaults(inner, name, known_type or _by_architecture(outer))
     if known_type is None:
         notes.append(
             f"model_type {quoted(own_type)} is not one that rpagen knows: what it implies beyond"
@@ -139,6 +145,13 @@ def load(path: Path) -> Model:
     )
 
 
+def _by_architecture(outer: Document) -> ModelType:
+    """What is implied for an unknown type by the names of the classes that hold it."""
+    names = outer.fields.get("architectures")
+    is_masked = isinstance(names, list) and any(str(each).endswith("ForMaskedLM") for each in names)
+    return known.ENCODER if is_masked else ModelType()
+
+
 def _with_defaults(inner: Document, name: str, known_type: ModelType) -> tuple[Document, list[str]]:
     """The fields with those that transformers fills in, and a note of them."""
     absent = {field: value for field, value in known_type.defaults.items() if not inner.has(field)}
@@ -162,6 +175,12 @@ def _different(outer: Document, fields: Document, model_type: str) -> Iterator[s
     is_named = fields.word("position_embedding_type") == "alibi"
     if any(flags) or is_named or model_type == "bloom":
         yield "ALiBi: it adds a bias to the scores by position, which no kernel here does yet"
+    biases = [name for name in RELATIVE_BIASES if fields.fields.get(name)]
+    if biases:
+        yield (
+            f"relative positions ({', '.join(biases)}): they add a bias to the scores, which no"
+            " kernel here does yet"
+        )
     if outer.flag("is_encoder_decoder") or fields.flag("is_encoder_decoder"):
         yield (
             "cross attention (is_encoder_decoder true): the keys of a decoder's queries come from"
@@ -220,6 +239,8 @@ def _scale(fields: Document, known_type: ModelType | None, head_dim: int) -> str
 
 
 def _is_causal(fields: Document) -> bool:
+    if fields.flag("is_decoder"):  # an encoder's type, used as a decoder
+        return True
     bidirectional = fields.fields.get("use_bidirectional_attention")
     if isinstance(bidirectional, str):  # "all", or "vision" for the tokens of images alone
         return bidirectional != "all"
@@ -283,6 +304,7 @@ def _layers(fields: Document, known_type: ModelType | None, notes: list[str]) ->
     types = fields.several("layer_types", count, str, "texts")
     if types is None:
         types = _implied_types(fields, known_type, count, notes)
+    types = _with_cross_attention(fields, types)
     size_fields = {SLIDING: "sliding_window", CHUNKED: "attention_chunk_size"}
     sizes = {
         attention: _needed(fields, name, budget.MOST_TOKENS)
@@ -292,6 +314,19 @@ def _layers(fields: Document, known_type: ModelType | None, notes: list[str]) ->
     words = [FULL if attention == "attention" else attention for attention in types]
     layers = [Layer(escaped(attention), sizes.get(attention)) for attention in words]
     return _with_shared_kv(fields, layers)
+
+
+def _with_cross_attention(fields: Document, types: list[str]) -> list[str]:
+    """The attention of every layer, where some are said to read the tokens of an image."""
+    name = "cross_attention_layers"
+    crossing = fields.fields.get(name) or []
+    if not isinstance(crossing, list) or not all(each in range(len(types)) for each in crossing):
+        fields.refuse(
+            name,
+            "names layers that there are not",
+            f"a list of numbers from 0 to {len(types) - 1}, below num_hidden_layers",
+        )
+    return [CROSS if at in crossing else attention for at, attention in enumerate(types)]
 
 
 def _implied_types(
@@ -390,10 +425,10 @@ def _missing(
     others = [name for name in OTHER_SHAPES if fields.fields.get(name) is not None]
     if others:
         yield f"layers with heads of their own ({', '.join(others)}), which are not read here"
-    patterns = [name for name in OTHER_PATTERNS if fields.fields.get(name) is not None]
+    patterns = [name for name in OTHER_PATTERNS if fields.fields.get(name)]
     if patterns and fields.fields.get("layer_types") is None:
         yield (
-            f"{', '.join(patterns)}: it says which layers have attention, and is not read here;"
+            f"{', '.join(patterns)}: it says what attention layers have, and is not read here;"
             " give layer_types instead"
         )
 

@@ -14,6 +14,7 @@ from typing import Any
 FULL = "full_attention"
 SLIDING = "sliding_attention"
 CHUNKED = "chunked_attention"
+CROSS = "cross_attention"
 
 
 @dataclasses.dataclass(frozen=True)
@@ -38,10 +39,11 @@ class ModelType:
     image_note: str = ""
 
 
-_ENCODER = ModelType(defaults={"is_causal": False})
+ENCODER = ModelType(defaults={"is_causal": False})
+"""A model of which every token sees all others."""
 
 KNOWN = {
-    "bert": _ENCODER,
+    "bert": ENCODER,
     "cohere2": ModelType(SLIDING, 4, {"max_position_embeddings": 8192, "sliding_window": 4096}),
     "gemma": ModelType(
         defaults={"head_dim": 256, "max_position_embeddings": 8192, "num_key_value_heads": 16}
@@ -140,11 +142,11 @@ KNOWN = {
         0,
         {"max_position_embeddings": 32768, "num_key_value_heads": 4, "use_sliding_window": False},
     ),
-    "roberta": _ENCODER,
+    "roberta": ENCODER,
     "starcoder2": ModelType(
         SLIDING, 0, {"max_position_embeddings": 4096, "num_key_value_heads": 2}
     ),
-    "xlm-roberta": _ENCODER,
+    "xlm-roberta": ENCODER,
 }
 
 

@@ -40,7 +40,7 @@ def load_families(specs_dir: str | os.PathLike[str]) -> tuple[Family, ...]:
       SpecError: there are none, or one is wrong.
     """
     folder = pathlib.Path(specs_dir, FAMILIES)
-    paths = sorted(folder.glob("*.yaml"))
+    paths = _spec_files(folder)
     if not paths:
         raise SpecError(
             "no family spec",
@@ -50,6 +50,33 @@ def load_families(specs_dir: str | os.PathLike[str]) -> tuple[Family, ...]:
             next_step="give the folder that holds families/, or write a spec there",
         )
     return tuple(load_family(path) for path in paths)
+
+
+def _spec_files(folder: pathlib.Path) -> list[pathlib.Path]:
+    """The spec files in a folder; hidden files, such as the locks of editors, are none."""
+    try:
+        names = sorted(name for name in os.listdir(folder) if not name.startswith("."))
+    except (FileNotFoundError, NotADirectoryError):
+        return []
+    except OSError as error:
+        raise SpecError(
+            f"cannot be read: {error.strerror}",
+            mark=Mark(_shown_path(folder), 1, 1),
+            field="",
+            expected="a folder that can be read",
+            next_step="check the path and its permissions",
+        ) from error
+    paths = [folder / name for name in names if name.lower().endswith((".yaml", ".yml"))]
+    for path in paths:
+        if path.suffix != ".yaml":
+            raise SpecError(
+                "the name does not end in .yaml, so the file would not be read",
+                mark=Mark(_shown_path(path), 1, 1),
+                field="",
+                expected=f"names such as {FAMILIES}/rpa.yaml",
+                next_step=f"rename it to {errors.escaped(path.stem)}.yaml, or move it away",
+            )
+    return paths
 
 
 def load_family(path: str | os.PathLike[str]) -> Family:
@@ -65,11 +92,12 @@ def load_family(path: str | os.PathLike[str]) -> Family:
 def _shown_path(path: pathlib.Path) -> str:
     """The path as errors and marks show it: from the specs root, never the machine's own."""
     absolute = pathlib.Path(os.path.abspath(path))
+    root = absolute.parent
     if absolute.name == FAMILIES:
-        return absolute.relative_to(absolute.parent.parent).as_posix()
-    if absolute.parent.name == FAMILIES:
-        return absolute.relative_to(absolute.parent.parent.parent).as_posix()
-    return absolute.name
+        root = absolute.parent.parent
+    elif absolute.parent.name == FAMILIES:
+        root = absolute.parent.parent.parent
+    return errors.printable(absolute.relative_to(root).as_posix())
 
 
 def _family(root: Node) -> Family:
