@@ -5,12 +5,11 @@ from __future__ import annotations
 from collections.abc import Iterable
 from types import ModuleType
 
-import jax.numpy as jnp
-import numpy as np
 import pytest
 import rpa_kernels
 
-from rpagen.evidence import cases, tolerance
+from rpagen.evidence import cases
+from rpagen.evidence.judge import judge
 from rpagen.spec.model import Variant
 
 
@@ -36,12 +35,5 @@ def check(
     package: ModuleType = rpa_kernels,
     **options: object,
 ) -> None:
-    """The output within its tolerance, the cache exactly; options are those of the interpreter."""
-    with kernel_mode(detect_races=True, **options):
-        out, kv_cache = package.ragged_paged_attention(
-            *map(jnp.asarray, inputs.arrays), variant=variant.name, **inputs.kernel_kwargs
-        )
-        out, kv_cache = np.asarray(out), np.asarray(kv_cache)
-    expected = inputs.expected()
-    tolerance.assert_same_bits(kv_cache, expected.kv_cache)
-    tolerance.assert_close(out, expected, query_dtype=variant.query_dtype)
+    """Judges a call, with races detected; options are those of the interpreter."""
+    judge(package, variant, inputs, kernel_mode(detect_races=True, **options))

@@ -278,7 +278,7 @@ def test_values_have_both_signs_and_some_saturate():
     for name in ("float8", "int8"):
         key = KEYS[name]
         stored = []
-        for case in cases.cases_for(key):
+        for case in [each for each in cases.cases_for(key) if each.data == "normal"]:
             inputs = cases.build(case, key)
             assert (inputs.queries[: case.num_tokens] < 0).mean() == pytest.approx(0.5, abs=0.1)
             slots = holds_token(inputs, include_new=True)
