@@ -14,7 +14,7 @@ endif
 PY := .venv/bin/python
 PIP := $(PY) -m pip install --quiet --disable-pip-version-check --constraint constraints.txt
 
-.PHONY: help generate check test upstream-suites lint clean venv
+.PHONY: help generate check test upstream-suites mutants lint clean venv
 
 help: ## this list
 	@sed -n 's/^\([a-z-]*\):.*## \(.*\)/\1 \2/p' Makefile | while read -r target does; do \
@@ -31,6 +31,9 @@ test: generate ## emit what is out of date, then run all tests; ARGS= goes to py
 
 upstream-suites: generate ## tpu-inference's own tests of its kernel, run on ours; ARGS=--help
 	$(PY) -m rpagen.evidence.upstream $(ARGS)
+
+mutants: generate ## put every fault of a table into kernels, and show what finds it; ARGS=--help
+	$(PY) -m rpagen.evidence.kill $(ARGS)
 
 lint: venv ## ruff and mypy over the generator, its tests and the example
 	$(PY) -m ruff check rpagen tests examples
