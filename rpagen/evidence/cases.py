@@ -18,6 +18,7 @@ from __future__ import annotations
 
 import dataclasses
 import zlib
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -69,6 +70,8 @@ class Case:
       that of the queries.
     unused_pages_invalid: unused entries of the page table hold -1 or numbers past the last page,
       instead of the numbers of poisoned pages.
+    data: what queries and keys are like, see `DATA`.
+    window: the sliding window of variants that have one, where it is not that of the geometry.
     """
 
     name: str
@@ -78,6 +81,8 @@ class Case:
     mixed: Lengths = ()
     new_kv_in_cache_dtype: bool = False
     unused_pages_invalid: bool = False
+    data: str = "normal"
+    window: int | None = None
     sliding_window: int | None = None
     soft_cap: float | None = None
     causal: bool = True
@@ -157,6 +162,30 @@ class Inputs:
             "chunk_prefill_size": case.geometry.chunk_prefill_size,
             "update_kv_cache": case.update_kv_cache,
         }
+
+
+def _draw_normal(rng: np.random.Generator, shape: tuple[int, ...]) -> Array:
+    return rng.standard_normal(shape, np.float32)
+
+
+def _draw_large(rng: np.random.Generator, shape: tuple[int, ...]) -> Array:
+    return 8 * rng.standard_normal(shape, np.float32)
+
+
+def _draw_equal(_: np.random.Generator, shape: tuple[int, ...]) -> Array:
+    """Keys [tokens, kv heads, head dim] that are all the same, and have both signs."""
+    return np.broadcast_to(np.cos(np.arange(shape[-1], dtype=np.float32)), shape)
+
+
+DATA: dict[str, tuple[float, Callable[[np.random.Generator, tuple[int, ...]], Array]]] = {
+    "normal": (1.0, _draw_normal),
+    # Logits of up to about 200, as real models have them: where scores are rounded before they
+    # are scaled, or exponentials taken without their maximum, this shows.
+    "large": (8.0, _draw_large),
+    # Every score of a query is its maximum.
+    "equal": (1.0, _draw_equal),
+}
+"""The size of queries, and how keys are drawn, by what a case says of them."""
 
 
 # GQA ratio 4.  The page table is 19 pages wide and a block holds 4, so the last block is partial.
@@ -349,6 +378,22 @@ NAMED_CASES = (
         prefill=((3, 3),),
         mixed=((5, 69), (0, 64)),
     ),
+    Case(
+        name="gqa4_large_logits",
+        geometry=GQA4_PAGE16,
+        decode=((1, 120), (1, 16)),
+        prefill=((16, 80),),
+        mixed=((7, 33), (20, 140)),
+        data="large",
+    ),
+    Case(
+        name="gqa4_equal_scores",
+        geometry=GQA4_PAGE16,
+        decode=((1, 120), (1, 16)),
+        prefill=((16, 80),),
+        mixed=((7, 33), (20, 140)),
+        data="equal",
+    ),
     # A prefill sequence much shorter than its chunk takes turns far past its own keys,
     Case(
         name="gqa3_three_ranges",
@@ -364,6 +409,69 @@ NAMED_CASES = (
         decode=((1, 25), (1, 24), (1, 3), (1, 9)),
         prefill=((10, 10), (10, 14), (3, 21)),
     ),
+)
+
+
+def _with_heads(group: int, num_kv_heads: int, head_dim: int) -> Case:
+    """All three ranges in a geometry with these heads, small in everything else."""
+    geometry = Geometry(
+        name=f"group{group}_kv{num_kv_heads}_dim{head_dim}",
+        num_q_heads=group * num_kv_heads,
+        num_kv_heads=num_kv_heads,
+        head_dim=head_dim,
+        page_size=8,
+        pages_per_seq=5,
+        num_pages=24,
+        max_seqs=4,
+        max_tokens=16,
+        chunk_prefill_size=6,
+        decode_blocks=(1, 16, 1, 16),
+        prefill_blocks=(6, 16, 3, 16),
+        mixed_blocks=(4, 16, 4, 16),
+        sm_scale=head_dim**-0.5,
+        sliding_window=9,
+        soft_cap=2.0,
+    )
+    return Case(
+        name=geometry.name,
+        geometry=geometry,
+        decode=((1, 17), (1, 8)),
+        prefill=((6, 22),),
+        mixed=((7, 33),),
+    )
+
+
+# Every group from 1 to 16 that models have, kv heads from 1 to 8, and all head dims, in such
+# pairs that each group and each number of kv heads meets a head dim that fills its lanes and one
+# that does not.
+HEAD_CASES = tuple(
+    _with_heads(group, num_kv_heads, head_dim)
+    for group, num_kv_heads, head_dim in (
+        (1, 1, 64),
+        (1, 5, 192),
+        (1, 8, 256),
+        (2, 2, 80),
+        (2, 7, 128),
+        (3, 1, 112),
+        (3, 3, 96),
+        (4, 6, 64),
+        (5, 4, 112),
+        (6, 4, 128),
+        (7, 5, 128),
+        (8, 2, 256),
+        (8, 8, 128),
+        (12, 1, 192),
+        (16, 1, 128),
+        (16, 2, 96),
+    )
+)
+
+_THREE_RANGES = NAMED_CASES[0]
+# Windows of one key (a query sees its own alone), and around a compute block of 32, a page of 16,
+# a KV block of 64, and the lengths 41, 48 and 70.
+WINDOW_CASES = tuple(
+    dataclasses.replace(_THREE_RANGES, name=f"gqa4_window_{window}", window=window)
+    for window in (1, 2, 15, 16, 17, 31, 32, 33, 40, 41, 42, 47, 48, 49, 63, 64, 65, 69, 70, 71)
 )
 
 # (query, key, value) scales by cache dtype.  None is a power of two; standard normal values reach
@@ -387,10 +495,11 @@ def adapt(case: Case, key: model.DispatchKey) -> Case:
     q_scale, k_scale, v_scale = _SCALES[key.kv_dtype]
     has_kv_scales = key.quantization in ("per_tensor", "per_tensor_with_query")
     has_q_scale = key.quantization == "per_tensor_with_query"
+    has_window = "sliding_window" in key.features
     geometry = case.geometry
     return dataclasses.replace(
         case,
-        sliding_window=geometry.sliding_window if "sliding_window" in key.features else None,
+        sliding_window=(case.window or geometry.sliding_window) if has_window else None,
         soft_cap=geometry.soft_cap if "soft_cap" in key.features else None,
         causal="bidirectional" not in key.features,
         update_kv_cache="kv_share" not in key.features,
@@ -403,8 +512,8 @@ def adapt(case: Case, key: model.DispatchKey) -> Case:
 def build(case: Case, key: model.DispatchKey, seed: int = 0) -> Inputs:
     """Random arguments for `case`, which depend on its name and on `seed`.
 
-    Values are standard normal.  Page tables are permuted over the whole pool of pages, and no two
-    sequences share a page.
+    Values are standard normal, and so are queries and keys unless `case.data` says otherwise.
+    Page tables are permuted over the whole pool of pages, and no two sequences share a page.
     """
     rng = np.random.default_rng([seed, zlib.crc32(case.name.encode())])
     geometry = case.geometry
@@ -424,11 +533,13 @@ def build(case: Case, key: model.DispatchKey, seed: int = 0) -> Inputs:
         np.dtype(key.query_dtype),
         rng,
     )
-    queries[: case.num_tokens] = rng.standard_normal(queries[: case.num_tokens].shape)
+    query_size, draw_keys = DATA[case.data]
+    queries[: case.num_tokens] = query_size * rng.standard_normal(queries[: case.num_tokens].shape)
     keys, values = _poison(shape, new_kv_dtype, rng), _poison(shape, new_kv_dtype, rng)
     if case.update_kv_cache:
-        for array, scale in ((keys, case.k_scale), (values, case.v_scale)):
-            new = rng.standard_normal(array[: case.num_tokens].shape, np.float32)
+        draws = ((keys, case.k_scale, draw_keys), (values, case.v_scale, _draw_normal))
+        for array, scale, draw in draws:
+            new = draw(rng, array[: case.num_tokens].shape)
             # Whoever hands over keys and values in the cache's dtype has applied the scale.
             array[: case.num_tokens] = (
                 reference.quantize(new, kv_dtype, scale) if case.new_kv_in_cache_dtype else new
@@ -450,8 +561,7 @@ def build(case: Case, key: model.DispatchKey, seed: int = 0) -> Inputs:
     for (q_len, kv_len), table in zip(case.lengths, tables, strict=False):
         in_cache = kv_len - q_len if case.update_kv_cache else kv_len
         old_shape = (max(in_cache, 0), geometry.num_kv_heads, geometry.head_dim)
-        old_keys = rng.standard_normal(old_shape, np.float32)
-        old_values = rng.standard_normal(old_shape, np.float32)
+        old_keys, old_values = draw_keys(rng, old_shape), _draw_normal(rng, old_shape)
         reference.write_sequence(
             kv_cache,
             table,

@@ -1,0 +1,541 @@
+"""Kernels with one fault each, put in on purpose: what the tests of kernels must not let pass.
+
+A `Mutation` changes one thing in one function of an emitted module. It is named by what the
+function promises, not by the file that it came from, and applies to every variant that has the
+text. A mutation that survives is a hole in the tests, and one that no variant has is an error: the
+text it looks for was changed, and it has to follow.
+"""
+
+from __future__ import annotations
+
+import ast
+import dataclasses
+import sys
+import types
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+from types import ModuleType
+
+
+@dataclasses.dataclass(frozen=True)
+class Mutation:
+    """One fault.
+
+    function: in which function, whose name may end with the launches that it is for.
+    old, new: the text there, every time it occurs, and what stands in its place.
+    """
+
+    name: str
+    function: str
+    old: str
+    new: str
+
+    def apply(self, source: str) -> str | None:
+        """A module's source with the fault, or None where it cannot have it."""
+        pieces = list(_functions(source, self.function))
+        if not any(self.old in source[start:end] for start, end in pieces):
+            return None
+        for start, end in reversed(pieces):
+            mutated = source[start:end].replace(self.old, self.new)
+            source = source[:start] + mutated + source[end:]
+        ast.parse(source)
+        return source
+
+
+MUTATIONS = (
+    # Which rows a block has, and where they come from.
+    Mutation(
+        "the last key is left out",
+        "kv_block_rows",
+        "jnp.clip(span.end - start, 0",
+        "jnp.clip(span.end - start - 1, 0",
+    ),
+    Mutation(
+        "a partial KV block is left out",
+        "kv_block_count",
+        "pl.cdiv(span.end - span.start,",
+        "lax.div(span.end - span.start,",
+    ),
+    Mutation(
+        "the first new token is read from the cache",
+        "split_rows",
+        "span.new_start - start",
+        "span.new_start + 1 - start",
+    ),
+    Mutation(
+        "the new token is taken for a cached one",
+        "span_of_token",
+        "start=kv_len - 1",
+        "start=kv_len",
+    ),
+    Mutation(
+        "a token's window begins a page late",
+        "span_of_token",
+        "kv_len - launch.sliding_window",
+        "kv_len - launch.sliding_window + launch.page_size",
+    ),
+    Mutation(
+        "a query block's window begins a page late",
+        "span_of_query_block",
+        "first_query - launch.sliding_window + 1",
+        "first_query - launch.sliding_window + 1 + launch.page_size",
+    ),
+    Mutation(
+        "later query blocks have the positions of the first",
+        "span_of_query_block",
+        "kv_len - new_tokens + offset",
+        "kv_len - new_tokens",
+    ),
+    Mutation(
+        "the last query block has rows of the next sequence",
+        "span_of_query_block",
+        "jnp.clip(new_tokens - offset, 0,",
+        "jnp.clip(new_tokens, 0,",
+    ),
+    Mutation(
+        "the last query does not see itself",
+        "span_of_query_block",
+        "first_query + rows)  # causal",
+        "first_query + rows - 1)  # causal",
+    ),
+    # Copies into VMEM, and the waits for them.
+    Mutation(
+        "the last page is not fetched", "start_kv_fetch", "pl.cdiv(cached,", "lax.div(cached,"
+    ),
+    Mutation(
+        "the last shared page is not fetched", "start_kv_fetch", "pl.cdiv(keys,", "lax.div(keys,"
+    ),
+    Mutation(
+        "pages are those of the sequence's beginning",
+        "start_kv_fetch",
+        " + lax.div(start, launch.page_size)",
+        "",
+    ),
+    Mutation(
+        "pages are those of the first sequence",
+        "start_kv_fetch",
+        "span.sequence * launch.pages_per_sequence + ",
+        "",
+    ),
+    Mutation(
+        "new tokens are those of the sequence's beginning",
+        "start_kv_fetch",
+        "span.new_token + start + cached - span.new_start",
+        "span.new_token",
+    ),
+    Mutation(
+        "new tokens are always fetched from where there are none",
+        "start_kv_fetch",
+        "span.new_token + start + cached - span.new_start",
+        "span.new_token + start + cached - span.new_start + 1",
+    ),
+    Mutation(
+        "copies signal the first slot", "start_kv_fetch", "semaphores.at[slot]", "semaphores.at[0]"
+    ),
+    Mutation("a KV block is not waited for", "wait_kv_fetch", ".wait()", ""),
+    Mutation(
+        "one row of a KV block is not waited for",
+        "wait_kv_fetch",
+        "pl.ds(0, rows)",
+        "pl.ds(0, jnp.maximum(rows - 1, 0))",
+    ),
+    Mutation(
+        "one row too many is waited for", "wait_kv_fetch", "pl.ds(0, rows)", "pl.ds(0, rows + 1)"
+    ),
+    Mutation(
+        "the last page is not waited for", "wait_kv_fetch", "pl.cdiv(cached,", "lax.div(cached,"
+    ),
+    Mutation(
+        "waits are for the first slot", "wait_kv_fetch", "semaphores.at[slot]", "semaphores.at[0]"
+    ),
+    Mutation("a query block is not waited for", "wait_query_fetch", ".wait()", ""),
+    Mutation("a query token is not waited for", "wait_token_queries", ".wait()", ""),
+    Mutation(
+        "the next queries are those of this block",
+        "fetch_queries_ahead",
+        "jnp.where(is_last, 0, span.query_block + 1)",
+        "span.query_block",
+    ),
+    Mutation(
+        "the next token's queries are this token's",
+        "fetch_token_queries",
+        "operands.cu_q_lens_ref[sequence]",
+        "operands.cu_q_lens_ref[sequence - 1]",
+    ),
+    # Turns and cursors.
+    Mutation("a slot is used twice in a row", "next_slot", "0, slot + 1)", "0, slot)"),
+    Mutation("slots are used past the last", "next_slot", "slot + 1 == slots", "slot == slots"),
+    Mutation(
+        "the cursor stays at the last KV block",
+        "fetch_kv_ahead",
+        "jnp.where(span_ends, 0, kv_block + 1)",
+        "jnp.where(span_ends, kv_block, kv_block + 1)",
+    ),
+    Mutation(
+        "the cursor of tokens stays at a sequence",
+        "fetch_token_kv_ahead",
+        "jnp.where(span_ends, sequence + 1, sequence)",
+        "sequence",
+    ),
+    Mutation(
+        "the cursor leaves a sequence after one query block",
+        "fetch_kv_ahead",
+        "jnp.logical_and(span_ends, query_ends)",
+        "span_ends",
+    ),
+    Mutation("a launch begins at the first sequence", "start_turns", "= first_sequence", "= 0"),
+    # The cache update.
+    Mutation(
+        "the first token of a block is not written",
+        "start_cache_update",
+        "jnp.maximum(start, span.first_query)",
+        "jnp.maximum(start, span.first_query + 1)",
+    ),
+    Mutation(
+        "the last token of a block is not written",
+        "start_cache_update",
+        "span.first_query + span.rows)",
+        "span.first_query + span.rows - 1)",
+    ),
+    Mutation(
+        "tokens are written to the next page",
+        "start_cache_update",
+        "launch.pages_per_sequence + page]",
+        "launch.pages_per_sequence + page + 1]",
+    ),
+    Mutation(
+        "tokens are written from the beginning of the slot",
+        "start_cache_update",
+        "pl.ds(row - start, rows)",
+        "pl.ds(0, rows)",
+    ),
+    Mutation(
+        "tokens are written to the beginning of the page",
+        "start_cache_update",
+        "pl.ds(row - page * launch.page_size, rows)",
+        "pl.ds(0, rows)",
+    ),
+    Mutation(
+        "tokens are never written",
+        "start_cache_update",
+        "pl.when(past > first)",
+        "pl.when(past < first)",
+    ),
+    Mutation(
+        "the token is written to the slot before its own",
+        "start_token_cache_update",
+        "span.new_start - page * launch.page_size]",
+        "jnp.maximum(span.new_start - page * launch.page_size - 1, 0)]",
+    ),
+    Mutation(
+        "the token is written from the slot's first row",
+        "start_token_cache_update",
+        "kv.slots_ref.at[slot, span.new_start - start]",
+        "kv.slots_ref.at[slot, 0]",
+    ),
+    Mutation("writes of the cache are not waited for", "wait_cache_update", ".wait()", ""),
+    Mutation(
+        "a slot is fetched into while it is written from",
+        "fetch_kv_ahead",
+        "wait_cache_update(",
+        "(lambda *_: None)(",
+    ),
+    Mutation(
+        "a token's slot is fetched into while it is written from",
+        "fetch_token_kv_ahead",
+        "wait_cache_update(",
+        "(lambda *_: None)(",
+    ),
+    Mutation(
+        "new tokens are scattered to the first page",
+        "write_new_tokens",
+        " + position // page_size",
+        "",
+    ),
+    Mutation(
+        "new tokens are scattered to the slot after their own",
+        "write_new_tokens",
+        ":, position % page_size",
+        ":, (position + 1) % page_size",
+    ),
+    # What is in a slot, and which of it counts.
+    Mutation(
+        "the tail of a slot is not cleared",
+        "clear_tail",
+        "past - keys",
+        "0 * (past - keys)",
+    ),
+    Mutation(
+        "a tile has the queries of the first head",
+        "load_query_tile",
+        " + head * words_per_head",
+        "",
+    ),
+    Mutation(
+        "a tile has the queries of the first tile",
+        "load_query_tile",
+        "tile * launch.query_tile * words_per_token + ",
+        "",
+    ),
+    Mutation(
+        "a token has the queries of the first head",
+        "load_query_token",
+        "head * words_per_head",
+        "0",
+    ),
+    Mutation("every head has the keys of the first", "load_keys_and_values", " + head", ""),
+    Mutation("a head has the keys of its neighbour", "load_keys_and_values", "head % 2", "0"),
+    Mutation(
+        "keys and values are exchanged",
+        "load_keys_and_values",
+        "return keys, values",
+        "return values, keys",
+    ),
+    Mutation(
+        "every compute block is the first",
+        "load_keys_and_values",
+        "compute_block * launch.compute_block",
+        "0",
+    ),
+    Mutation(
+        "a token sees a key past its own",
+        "keys_visible_to_token",
+        "key < block.end_key",
+        "key <= block.end_key",
+    ),
+    Mutation(
+        "a token's window is a key too long", "keys_visible_to_token", "key > span", "key >= span"
+    ),
+    Mutation("a query does not see itself", "visible_keys", "positions + 1", "positions"),
+    Mutation("a query sees the key after it", "visible_keys", "positions + 1", "positions + 2"),
+    Mutation(
+        "keys past the last are seen", "visible_keys", "key < block.end_key", "key <= block.end_key"
+    ),
+    Mutation(
+        "a window is a key too long",
+        "visible_keys",
+        "positions - launch.sliding_window",
+        "positions - launch.sliding_window - 1",
+    ),
+    Mutation(
+        "a window is a key too short",
+        "visible_keys",
+        "positions - launch.sliding_window",
+        "positions - launch.sliding_window + 1",
+    ),
+    Mutation(
+        "heads in a word have positions of their own",
+        "query_positions",
+        "row // launch.query_packing",
+        "row",
+    ),
+    Mutation(
+        "tiles have the positions of the first", "query_positions", "tile * launch.query_tile", "0"
+    ),
+    # Scores to output.
+    Mutation("the scale is ignored", "scale_scores", "scales_ref[SCORE_SCALE]", "support.LOG2_E"),
+    Mutation(
+        "the soft cap is ignored",
+        "scale_scores",
+        "jnp.tanh(scores * scales_ref[SCORE_SCALE])",
+        "(scores * scales_ref[SCORE_SCALE])",
+    ),
+    Mutation(
+        "scores are rounded before they are scaled",
+        "score_and_softmax",
+        "scale_scores(scores,",
+        "scale_scores(scores.astype(jnp.bfloat16).astype(jnp.float32),",
+    ),
+    Mutation(
+        "the maximum is left out of the exponent",
+        "score_and_softmax",
+        "jnp.max(scores, axis=1, keepdims=True)",
+        "0.0 * old_maximum",
+    ),
+    Mutation(
+        "the maximum is that of the last block",
+        "score_and_softmax",
+        "jnp.maximum(old_maximum, jnp.max(scores, axis=1, keepdims=True))",
+        "jnp.max(scores, axis=1, keepdims=True) + 0.0 * old_maximum",
+    ),
+    Mutation(
+        "the sum is not rescaled",
+        "score_and_softmax",
+        "rescale * softmax.sum_ref",
+        "softmax.sum_ref",
+    ),
+    Mutation(
+        "the sum begins where the last one ended",
+        "reset_softmax",
+        "softmax.sum_ref[...] = jnp.zeros(softmax.sum_ref.shape, jnp.float32)",
+        "pass",
+    ),
+    Mutation(
+        "the accumulator begins where the last one ended",
+        "reset_softmax",
+        "softmax.accumulator_ref[...] = jnp.zeros(softmax.accumulator_ref.shape, jnp.float32)",
+        "pass",
+    ),
+    Mutation(
+        "the maximum begins where the last one ended",
+        "reset_softmax",
+        "softmax.maximum_ref[...] = jnp.full(softmax.maximum_ref.shape, LOWEST_MAXIMUM,"
+        " jnp.float32)",
+        "pass",
+    ),
+    Mutation(
+        "blocks before the last do not count",
+        "accumulate",
+        "kept + weighted",
+        "weighted + 0.0 * kept",
+    ),
+    Mutation(
+        "the accumulator is not rescaled",
+        "accumulate",
+        "support.across_lanes(rescale, launch.head_dim) * ",
+        "",
+    ),
+    Mutation(
+        "the last item is not accumulated",
+        "attend",
+        "for item in waiting:",
+        "for item in waiting[1:]:",
+    ),
+    Mutation(
+        "every head is accumulated in the first", "attend", "values, head, rows", "values, 0, rows"
+    ),
+    Mutation(
+        "weights are those of another item",
+        "attend",
+        "waiting.append((weights,",
+        "waiting.append((waiting[-1][0] if waiting else weights,",
+    ),
+    Mutation(
+        "queries are quantized without their scale", "attend", "scales_ref[QUERY_SCALE]", "1.0"
+    ),
+    Mutation(
+        "queries are cut at half of what fits",
+        "quantize_queries",
+        "-limit, limit",
+        "-limit / 2, limit / 2",
+    ),
+    Mutation("the normaliser is off by a tenth", "normalise", "/ total", "/ (1.1 * total)"),
+    Mutation("the normaliser is off by a hundredth", "normalise", "/ total", "/ (1.01 * total)"),
+    Mutation("the value scale is ignored", "normalise", "scales_ref[VALUE_SCALE]", "1.0"),
+    Mutation("a row without keys is not 0", "normalise", ", 0.0)", ", jnp.nan)"),
+    # Copies out of VMEM.
+    Mutation("output is stored while it is still sent", "wait_output", ".wait()", ""),
+    Mutation(
+        "the last outputs are not waited for",
+        "decode_kernel",
+        "for slot in range(2):",
+        "for slot in range(1):",
+    ),
+    Mutation(
+        "the last outputs of query blocks are not waited for",
+        "prefill_and_mixed_kernel",
+        "for slot in range(2):",
+        "for slot in range(1):",
+    ),
+    Mutation(
+        "every head is stored as the first", "store_token_output", "head * words_per_head", "0"
+    ),
+    Mutation("heads of a word are stored as the first", "store_output", "first + word", "first"),
+    Mutation(
+        "every tile is stored as the first",
+        "store_output",
+        "tile * launch.query_tile * words_per_token + ",
+        "",
+    ),
+    Mutation(
+        "output goes to the first rows", "start_output", "pl.ds(span.first_token,", "pl.ds(0,"
+    ),
+    Mutation(
+        "a token's output goes to the next row",
+        "start_token_output",
+        "span.first_token",
+        "span.first_token + 1",
+    ),
+    # The walk over blocks, and what happens around the launches.
+    Mutation(
+        "the last compute block of tokens is left out",
+        "decode_kernel",
+        "pl.cdiv(keys,",
+        "lax.div(keys,",
+    ),
+    Mutation(
+        "the last compute block is left out",
+        "prefill_and_mixed_kernel",
+        "pl.cdiv(keys,",
+        "lax.div(keys,",
+    ),
+    Mutation(
+        "every compute block has the positions of the first",
+        "decode_kernel",
+        "start + index * launch.compute_block",
+        "start",
+    ),
+    Mutation(
+        "every compute block has the positions of the first one",
+        "prefill_and_mixed_kernel",
+        "start + index * launch.compute_block",
+        "start",
+    ),
+    Mutation("the key scale is ignored", "ragged_paged_attention", " * k_scale", ""),
+    Mutation(
+        "new keys are stored with the value scale",
+        "run_launches",
+        "KV_DTYPE, k_scale",
+        "KV_DTYPE, v_scale",
+    ),
+    Mutation(
+        "new values are stored without their scale", "run_launches", "KV_DTYPE, v_scale", "KV_DTYPE"
+    ),
+)
+
+
+def loaded(source: str, name: str, package: ModuleType) -> ModuleType:
+    """A module of a package from its source, in place of what is in its file."""
+    module = types.ModuleType(f"{package.__name__}.{name}")
+    module.__package__ = package.__name__
+    sys.modules[module.__name__] = module  # dataclasses look for their module there
+    exec(compile(source, f"<{name} with a fault>", "exec"), module.__dict__)
+    return module
+
+
+def source_of(name: str, package: ModuleType) -> str:
+    """The source of a variant's module."""
+    assert package.__file__ is not None
+    return Path(package.__file__).with_name(f"{name}.py").read_text(encoding="utf-8")
+
+
+def hosts(mutation: Mutation, sources: Iterable[tuple[str, str]]) -> list[str]:
+    """The variants in which a mutation has to be found: one for each text its function has.
+
+    sources: names of variants and their modules' sources.
+    """
+    found: dict[str, str] = {}
+    for name, source in sources:
+        if mutation.apply(source) is not None:
+            text = "".join(
+                source[start:end] for start, end in _functions(source, mutation.function)
+            )
+            found.setdefault(text, name)
+    return list(found.values())
+
+
+def _functions(source: str, name: str) -> Iterator[tuple[int, int]]:
+    """Where the functions of that name, or for some launches, begin and end in a source."""
+    lines = source.splitlines(keepends=True)
+    for node in ast.parse(source).body:
+        if isinstance(node, ast.FunctionDef) and _is_called(node.name, name):
+            assert node.end_lineno is not None
+            start = sum(map(len, lines[: node.lineno - 1]))
+            yield start, start + sum(map(len, lines[node.lineno - 1 : node.end_lineno]))
+
+
+def _is_called(own: str, name: str) -> bool:
+    suffix = own.removeprefix(name)
+    return own.startswith(name) and all(
+        word in ("", "decode", "prefill", "mixed") for word in suffix.split("_")
+    )

@@ -1,0 +1,39 @@
+"""Running a variant on a case, and comparing what it returns with the reference."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from types import ModuleType
+
+import pytest
+import rpa_kernels
+
+from rpagen.evidence import cases
+from rpagen.evidence.judge import judge
+from rpagen.spec.model import Variant
+
+
+def params(pairs: Iterable[tuple[Variant, cases.Case]]) -> list:
+    """Test parameters (variant, case); those that share a compilation stay on one worker."""
+    return [
+        pytest.param(
+            variant,
+            case,
+            id=f"{variant.name}-{case.name}",
+            marks=pytest.mark.xdist_group(
+                f"{variant.name}-{case.geometry.name}-{case.sliding_window}"
+            ),
+        )
+        for variant, case in pairs
+    ]
+
+
+def check(
+    variant: Variant,
+    inputs: cases.Inputs,
+    kernel_mode,
+    package: ModuleType = rpa_kernels,
+    **options: object,
+) -> None:
+    """Judges a call, with races detected; options are those of the interpreter."""
+    judge(package, variant, inputs, kernel_mode(detect_races=True, **options))
