@@ -1,0 +1,65 @@
+"""What was measured, on disk: docs/evidence holds what the runs behind the report found.
+
+A record says of each variant which text of it was tried, by digest, so that whoever reads it later
+knows whether it is about the kernels at hand.
+"""
+
+from __future__ import annotations
+
+import importlib.metadata
+import json
+import os
+import platform
+import tempfile
+from pathlib import Path
+from typing import Any
+
+from rpagen.emit import header, resources
+
+_PACKAGES = ("jax", "jaxlib", "libtpu", "numpy")
+
+
+def default_folder() -> Path:
+    """Where the records of the project are: in the source checkout, else in the current folder."""
+    return (resources.checkout() or Path()) / "docs" / "evidence"
+
+
+def made_with() -> dict[str, str]:
+    """What a run follows from besides the kernels: the Python and the packages at hand."""
+    found = {"python": platform.python_version()}
+    for name in _PACKAGES:
+        try:
+            found[name] = importlib.metadata.version(name)
+        except importlib.metadata.PackageNotFoundError:
+            continue
+    return found
+
+
+def digest(package: Path, variant: str) -> str:
+    """Of all that a variant computes with: the bodies of its module and of its support module.
+
+    package: the folder of an emitted package.
+    """
+    bodies = [
+        header.split((package / f"{name}.py").read_text(encoding="utf-8"))[1]
+        for name in (variant, "support")
+    ]
+    return header.digest("".join(bodies))
+
+
+def write(file: Path, record: dict[str, Any]) -> None:
+    """Write a record, whole or not at all."""
+    file.parent.mkdir(parents=True, exist_ok=True)
+    with tempfile.NamedTemporaryFile("w", dir=file.parent, delete=False, encoding="utf-8") as new:
+        json.dump(record, new, indent=1)
+        new.write("\n")
+    os.chmod(new.name, 0o644)
+    os.replace(new.name, file)
+
+
+def read(file: Path) -> Any:
+    """A record, or None where there is none."""
+    try:
+        return json.loads(file.read_text(encoding="utf-8"))
+    except FileNotFoundError:
+        return None
