@@ -36,10 +36,14 @@ SEEDS = (0, 1)
 
 @dataclasses.dataclass(frozen=True)
 class Mutant:
-    """A mutation in one variant."""
+    """A mutation in one variant, for all variants that would have the same text.
+
+    stands_for: their names, with that of the variant.
+    """
 
     mutation: Mutation
     variant: str
+    stands_for: tuple[str, ...] = ()
 
 
 @dataclasses.dataclass(frozen=True)
@@ -73,7 +77,7 @@ def every_mutant() -> list[Mutant]:
                 f"no variant has what the mutation {mutation.name!r} changes in"
                 f" {mutation.function}: {mutation.old!r}"
             )
-        found += [Mutant(mutation, host) for host in hosts]
+        found += [Mutant(mutation, together[0], tuple(together)) for together in hosts]
     return found
 
 

@@ -10,6 +10,8 @@ from __future__ import annotations
 
 import ast
 import dataclasses
+import functools
+import itertools
 import sys
 import types
 from collections.abc import Iterable, Iterator
@@ -32,14 +34,19 @@ class Mutation:
 
     def apply(self, source: str) -> str | None:
         """A module's source with the fault, or None where it cannot have it."""
-        pieces = list(_functions(source, self.function))
-        if not any(self.old in source[start:end] for start, end in pieces):
+        if not self.has_place(source):
             return None
-        for start, end in reversed(pieces):
+        for start, end in reversed(list(_functions(source, self.function))):
             mutated = source[start:end].replace(self.old, self.new)
             source = source[:start] + mutated + source[end:]
         ast.parse(source)
         return source
+
+    def has_place(self, source: str) -> bool:
+        """Whether a module has what the fault changes."""
+        return any(
+            self.old in source[start:end] for start, end in _functions(source, self.function)
+        )
 
 
 MUTATIONS = (
@@ -509,29 +516,35 @@ def source_of(name: str, package: ModuleType) -> str:
     return Path(package.__file__).with_name(f"{name}.py").read_text(encoding="utf-8")
 
 
-def hosts(mutation: Mutation, sources: Iterable[tuple[str, str]]) -> list[str]:
-    """The variants in which a mutation has to be found: one for each text its function has.
+def hosts(mutation: Mutation, sources: Iterable[tuple[str, str]]) -> list[list[str]]:
+    """The variants that can have a mutation, those together whose function has the same text.
 
-    sources: names of variants and their modules' sources.
+    The fault has to be found in one of each. sources: names of variants and their modules' sources.
     """
-    found: dict[str, str] = {}
+    found: dict[str, list[str]] = {}
     for name, source in sources:
-        if mutation.apply(source) is not None:
+        if mutation.has_place(source):
             text = "".join(
                 source[start:end] for start, end in _functions(source, mutation.function)
             )
-            found.setdefault(text, name)
+            found.setdefault(text, []).append(name)
     return list(found.values())
 
 
 def _functions(source: str, name: str) -> Iterator[tuple[int, int]]:
     """Where the functions of that name, or for some launches, begin and end in a source."""
-    lines = source.splitlines(keepends=True)
-    for node in ast.parse(source).body:
-        if isinstance(node, ast.FunctionDef) and _is_called(node.name, name):
-            assert node.end_lineno is not None
-            start = sum(map(len, lines[: node.lineno - 1]))
-            yield start, start + sum(map(len, lines[node.lineno - 1 : node.end_lineno]))
+    return ((start, end) for own, start, end in _places(source) if _is_called(own, name))
+
+
+@functools.lru_cache(maxsize=64)  # of all core variants
+def _places(source: str) -> tuple[tuple[str, int, int], ...]:
+    """Every function's name, and where it begins and ends."""
+    starts = [0, *itertools.accumulate(map(len, source.splitlines(keepends=True)))]
+    return tuple(
+        (node.name, starts[node.lineno - 1], starts[node.end_lineno or node.lineno])
+        for node in ast.parse(source).body
+        if isinstance(node, ast.FunctionDef)
+    )
 
 
 def _is_called(own: str, name: str) -> bool:
