@@ -26,10 +26,11 @@ from rpagen.commands import (
     recommend,
     schema,
     shared,
+    validate,
 )
 from rpagen.errors import RpagenError
 
-VERBS = (generate, check, list, explain, diff, emit, recommend, compile, schema)
+VERBS = (generate, check, list, explain, diff, emit, recommend, validate, compile, schema)
 
 # What a shell reports for a process that a signal ended.
 INTERRUPTED = 130

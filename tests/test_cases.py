@@ -40,7 +40,7 @@ def is_poison(array: np.ndarray) -> np.ndarray:
     """Where an array holds what spoils results; a float32 array that is 1 there."""
     if array.dtype == np.int8:
         return (array == 127) | (array == -128)
-    return np.isnan(array.astype(np.float32))
+    return ~np.isfinite(array.astype(np.float32))
 
 
 def holds_token(inputs: cases.Inputs, *, include_new: bool) -> np.ndarray:

@@ -16,9 +16,8 @@ from typing import TYPE_CHECKING
 from rpagen import errors
 from rpagen.commands import shared
 from rpagen.console import ProgressBar, counted, table
-from rpagen.emit import plan
 from rpagen.errors import RpagenError
-from rpagen.spec import budget, expand
+from rpagen.spec import budget
 from rpagen.spec.model import GENERATIONS, Variant
 
 if TYPE_CHECKING:
@@ -31,7 +30,7 @@ EXAMPLE = "rpagen compile rpa_sliding_window --device v6e"
 
 def add_arguments(verb: argparse.ArgumentParser) -> None:
     """Add what the verb takes."""
-    verb.add_argument("names", metavar="NAME", nargs="*", help="a variant (default: all)")
+    shared.add_variants(verb)
     verb.add_argument(
         "--device",
         type=_devices,
@@ -65,18 +64,19 @@ def add_arguments(verb: argparse.ArgumentParser) -> None:
     )
     verb.add_argument(
         "--stamps",
-        type=Path,
+        type=shared.path,
         metavar="DIR",
         help="what is known to have compiled (default: .stamps/ of the source checkout)",
     )
-    shared.add_specs(verb)
-    shared.add_tier(verb)
+    verb.add_argument(
+        "--record", type=shared.path, metavar="FILE", help="write there what `report` reads"
+    )
     shared.add_json(verb)
 
 
 def run(options: argparse.Namespace) -> int:
     """Compile every variant for every device, and print a table."""
-    variants = _variants(options)
+    variants = shared.variants(options)
     _require_compiler()
     outcomes = _outcomes(options, variants)
     if options.json:
@@ -86,13 +86,6 @@ def run(options: argparse.Namespace) -> int:
         print()
         print("\n".join(_summary(outcomes)))
     return shared.ALL_WELL if all(each.is_well for each in outcomes) else shared.FELL_SHORT
-
-
-def _variants(options: argparse.Namespace) -> Sequence[Variant]:
-    if options.names:
-        names = dict.fromkeys(options.names)
-        return [shared.find_variant(name, options.specs)[0] for name in names]
-    return expand.load_variants(options.specs, plan.TIER_CHOICES[options.tier])
 
 
 def _require_compiler() -> None:
@@ -113,7 +106,7 @@ def _outcomes(options: argparse.Namespace, variants: Sequence[Variant]) -> list[
     # No program is run: jax need not look for a TPU, which another process may have locked.
     os.environ.setdefault("JAX_PLATFORMS", "cpu")
     from rpagen.emit import single
-    from rpagen.evidence import stamps, survey
+    from rpagen.evidence import records, stamps, survey
     from rpagen.evidence.shapes import CallShape
 
     query_heads, kv_heads, head_dim = options.shape
@@ -142,6 +135,15 @@ def _outcomes(options: argparse.Namespace, variants: Sequence[Variant]) -> list[
         for outcome in emitted.outcomes(variants, options.device):
             outcomes.append(outcome)
             bar(len(outcomes), total)
+        if options.record is not None:
+            record = {
+                "made_with": records.made_with(),
+                "command": f"rpagen compile --device {','.join(options.device)}",
+                "seconds": round(sum(outcome.seconds for outcome in outcomes), 1),
+                "digests": {each.name: records.digest(folder, each.name) for each in variants},
+                "outcomes": [_record(outcome) for outcome in outcomes],
+            }
+            records.write(options.record, record)
     return outcomes
 
 

@@ -7,6 +7,7 @@ import contextlib
 import json
 import shlex
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 
 from rpagen import errors
@@ -30,7 +31,7 @@ def add_specs(verb: argparse.ArgumentParser) -> None:
     """Add `--specs`: where the families are."""
     verb.add_argument(
         "--specs",
-        type=_folder,
+        type=path,
         default=resources.specs_dir(),
         metavar="DIR",
         help="the folder that holds families/ (default: the specs rpagen comes with)",
@@ -72,15 +73,47 @@ def place(text: str) -> str:
     return text
 
 
-def _folder(text: str) -> Path:
+def path(text: str) -> Path:
+    """The same, as a path."""
     return Path(place(text))
 
 
 def size(text: str) -> int:
     """A number of something, as an option takes it."""
-    if not (text.isascii() and text.isdecimal()) or not 1 <= int(text[:20]) <= MOST:
-        raise argparse.ArgumentTypeError(f"{text[:20]!r} is no whole number from 1 to {MOST}")
+    return _whole(text, 1)
+
+
+def count(text: str) -> int:
+    """A number of something that there may be none of."""
+    return _whole(text, 0)
+
+
+def _whole(text: str, least: int) -> int:
+    if not (text.isascii() and text.isdecimal()) or not least <= int(text[:20]) <= MOST:
+        raise argparse.ArgumentTypeError(f"{text[:20]!r} is no whole number from {least} to {MOST}")
     return int(text)
+
+
+def add_variants(verb: argparse.ArgumentParser) -> None:
+    """Add what says which variants are meant: names, or else `--tier`, of `--specs`."""
+    verb.add_argument(
+        "names", nargs="*", metavar="NAME", help="variants (default: all that --tier says)"
+    )
+    add_specs(verb)
+    add_tier(verb)
+
+
+def variants(options: argparse.Namespace) -> Sequence[Variant]:
+    """The variants that a command is about.
+
+    Raises:
+        RpagenError: there is none of a name.
+        SpecError: a spec is wrong.
+    """
+    if options.names:
+        names = dict.fromkeys(options.names)
+        return [find_variant(name, options.specs)[0] for name in names]
+    return expand.load_variants(options.specs, plan.TIER_CHOICES[options.tier])
 
 
 def output(options: argparse.Namespace) -> Path:

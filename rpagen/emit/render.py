@@ -117,10 +117,15 @@ def usual_environment() -> jinja2.Environment:
 
 def make_environment(
     extensions: Sequence[type[jinja2.ext.Extension]] = (),
+    instead: Mapping[str, str] | None = None,
 ) -> jinja2.Environment:
-    """An environment of the templates: what is not defined is an error."""
+    """An environment of the templates: what is not defined is an error.
+
+    instead: the text of templates, by their names, in place of what is in their files.
+    """
+    files = jinja2.FileSystemLoader(resources.templates_dir())
     return jinja2.Environment(
-        loader=jinja2.FileSystemLoader(resources.templates_dir()),
+        loader=jinja2.ChoiceLoader([jinja2.DictLoader(instead or {}), files]),
         extensions=extensions,
         undefined=jinja2.StrictUndefined,
         trim_blocks=True,

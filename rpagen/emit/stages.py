@@ -8,6 +8,7 @@ where it has such a file, so that a feature is mostly one file; otherwise the ta
 from __future__ import annotations
 
 import dataclasses
+import functools
 from collections.abc import Callable, Iterator, Mapping
 
 from rpagen.emit import resources
@@ -76,6 +77,7 @@ def uses(variant: Variant) -> Iterator[Use]:
     Where launches differ in the pipelining that a stage depends on, the stage is used once for
     each group of launches that agree.
     """
+    suffixes = {launch: _suffixes(variant, launch) for launch in variant.launches}
     for stage in STAGES:
         if not stage.is_used(variant):
             continue
@@ -86,7 +88,7 @@ def uses(variant: Variant) -> Iterator[Use]:
                 template=f"stages/{stage.folder}/{choice}.py.j2",
                 launches=launches,
                 pipelining=plan,
-                suffixes=_suffixes(variant, launches[0]),
+                suffixes=suffixes[launches[0]],
             )
 
 
@@ -107,6 +109,7 @@ def _groups(stage: Stage, variant: Variant) -> list[tuple[str, ...]]:
     return [tuple(launches) for launches in groups.values()]
 
 
+@functools.cache
 def _all_reads(stage: Stage) -> tuple[str, ...]:
     called = [each for each in STAGES if each.folder in stage.calls]
     fields = {*stage.reads, *(field for each in called for field in _all_reads(each))}

@@ -7,11 +7,12 @@ is a different dtype).  Cases say nothing of dtypes and features: `cases_for` ad
 dispatch key, which is all of a variant that decides the result of a call, and `build` makes the
 arrays.
 
-Whatever must not matter is poison, so that a kernel which lets it count fails loudly: NaN, or an
-extreme value where the dtype has no NaN.  Poisoned are all cache slots that hold no token, those
-that this call is going to write, all pages that belong to no sequence, rows of queries, keys and
-values that belong to no token, and keys and values of a call that reads all of them from the
-cache.  Entries of `kv_lens` and `cu_q_lens` past the last sequence are far out of range.
+Whatever must not matter is poison, so that a kernel which lets it count fails loudly: NaN,
+infinity, or an extreme value where the dtype has neither.  Poisoned are all cache slots that hold
+no token, those that this call is going to write, all pages that belong to no sequence, rows of
+queries, keys and values that belong to no token, and keys and values of a call that reads all of
+them from the cache.  Entries of `kv_lens` and `cu_q_lens` past the last sequence are far out of
+range.
 """
 
 from __future__ import annotations
@@ -71,6 +72,7 @@ class Case:
     unused_pages_invalid: unused entries of the page table hold -1 or numbers past the last page,
       instead of the numbers of poisoned pages.
     data: what queries and keys are like, see `DATA`.
+    poison: what must not matter is, where the dtype has it, see `POISON`.
     window: the sliding window of variants that have one, where it is not that of the geometry.
     """
 
@@ -82,6 +84,7 @@ class Case:
     new_kv_in_cache_dtype: bool = False
     unused_pages_invalid: bool = False
     data: str = "normal"
+    poison: str = "nan"
     window: int | None = None
     sliding_window: int | None = None
     soft_cap: float | None = None
@@ -186,6 +189,14 @@ DATA: dict[str, tuple[float, Callable[[np.random.Generator, tuple[int, ...]], Ar
     "equal": (1.0, _draw_equal),
 }
 """The size of queries, and how keys are drawn, by what a case says of them."""
+
+POISON: dict[str, tuple[float, ...]] = {
+    "nan": (np.nan,),
+    # Which a maximum keeps and a product with zero does not.
+    "inf": (np.inf, -np.inf),
+    "all": (np.nan, np.inf, -np.inf),
+}
+"""The values of poison, by what a case says of it."""
 
 
 # GQA ratio 4.  The page table is 19 pages wide and a block holds 4, so the last block is partial.
@@ -394,6 +405,14 @@ NAMED_CASES = (
         mixed=((7, 33), (20, 140)),
         data="equal",
     ),
+    Case(
+        name="gqa4_infinite_poison",
+        geometry=GQA4_PAGE16,
+        decode=((1, 17), (1, 120)),
+        prefill=((9, 41), (16, 80)),
+        mixed=((3, 0), (5, 70)),
+        poison="inf",
+    ),
     # A prefill sequence much shorter than its chunk takes turns far past its own keys,
     Case(
         name="gqa3_three_ranges",
@@ -531,11 +550,12 @@ def build(case: Case, key: model.DispatchKey, seed: int = 0) -> Inputs:
     queries = _poison(
         (geometry.max_tokens, geometry.num_q_heads, geometry.head_dim),
         np.dtype(key.query_dtype),
+        case.poison,
         rng,
     )
     query_size, draw_keys = DATA[case.data]
     queries[: case.num_tokens] = query_size * rng.standard_normal(queries[: case.num_tokens].shape)
-    keys, values = _poison(shape, new_kv_dtype, rng), _poison(shape, new_kv_dtype, rng)
+    keys, values = (_poison(shape, new_kv_dtype, case.poison, rng) for _ in range(2))
     if case.update_kv_cache:
         draws = ((keys, case.k_scale, draw_keys), (values, case.v_scale, _draw_normal))
         for array, scale, draw in draws:
@@ -555,6 +575,7 @@ def build(case: Case, key: model.DispatchKey, seed: int = 0) -> Inputs:
             layout,
         ),
         kv_dtype,
+        case.poison,
         rng,
     )
     tables = _page_tables(case, rng)
@@ -603,9 +624,13 @@ def _page_tables(case: Case, rng: np.random.Generator) -> npt.NDArray[np.int32]:
     return tables.astype(np.int32)
 
 
-def _poison(shape: tuple[int, ...], dtype: np.dtype[Any], rng: np.random.Generator) -> Array:
+def _poison(
+    shape: tuple[int, ...], dtype: np.dtype[Any], poison: str, rng: np.random.Generator
+) -> Array:
     """An array of values that spoil every result they enter."""
     if np.issubdtype(dtype, np.integer):
         info = np.iinfo(dtype)
         return rng.choice(np.array([info.min, info.max], dtype), shape)
-    return np.full(shape, np.nan, dtype)
+    with np.errstate(invalid="ignore"):
+        values = np.array(POISON[poison], np.float32).astype(dtype)  # NaN for want of infinity
+    return np.full(shape, values[0]) if len(values) == 1 else rng.choice(values, shape)

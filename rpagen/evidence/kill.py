@@ -1,37 +1,31 @@
 """`make mutants`: puts every fault of `mutants` into kernels, and shows which call finds it.
 
-A fault is looked for in one variant for each text that its function has. Calls are tried one after
-the other, in the interpreter's modes, until one fails: then the mutant is dead.
+A fault is looked for in one variant for each text that its function has, or in which its template
+differs. Calls are tried one after the other until one fails: then the mutant is dead.
 """
 
 from __future__ import annotations
 
 import argparse
 import collections
-import concurrent.futures
 import dataclasses
 import importlib
-import multiprocessing
-import os
 import sys
 import time
 from collections.abc import Iterator, Sequence
+from pathlib import Path
 from types import ModuleType
-from typing import Any
 from unittest import mock
 
 from rpagen.console import ProgressBar, table
 from rpagen.emit import resources
-from rpagen.evidence import mutants
-from rpagen.evidence.mutants import Mutation
+from rpagen.evidence import calls, mutants, records, workers
+from rpagen.evidence.mutants import Mutation, TemplateMutation
 from rpagen.spec import expand
 from rpagen.spec.model import Variant
 
-FIRST = ("gqa4_three_ranges", "gqa3_three_ranges", "gqa4_large_logits", "gqa4_empty_sequences")
-"""The cases that find most, tried before the others."""
-
 SEEDS = (0, 1)
-"""Of the random times at which copies run, after they were tried as late as can be."""
+"""Of the calls at random times that are tried last."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -41,7 +35,7 @@ class Mutant:
     stands_for: their names, with that of the variant.
     """
 
-    mutation: Mutation
+    mutation: Mutation | TemplateMutation
     variant: str
     stands_for: tuple[str, ...] = ()
 
@@ -50,11 +44,13 @@ class Mutant:
 class Verdict:
     """What became of a mutant.
 
-    case: that killed it; empty if none did. how: the error, in short. tried: calls until then.
+    case, mode: of the call that killed it; empty if none did. how: the error, in short. tried:
+    calls until then.
     """
 
     mutant: Mutant
     case: str
+    mode: str
     how: str
     tried: int
     seconds: float
@@ -66,16 +62,18 @@ def every_mutant() -> list[Mutant]:
     Raises:
         ValueError: a mutation is found nowhere.
     """
-    package = _package()
-    names = [variant.name for variant in _variants()]
-    sources = [(name, mutants.source_of(name, package)) for name in names]
+    package, variants = _package(), _variants()
+    sources = [(each.name, mutants.source_of(each.name, package)) for each in variants]
+    modules = [(each, mutants.rendered(each)) for each in variants]
     found = []
-    for mutation in mutants.MUTATIONS:
-        hosts = mutants.hosts(mutation, sources)
+    for mutation in (*mutants.MUTATIONS, *mutants.TEMPLATE_MUTATIONS):
+        if isinstance(mutation, Mutation):
+            hosts = mutants.hosts(mutation, sources)
+        else:
+            hosts = mutants.hosts_of_template(mutation, modules)
         if not hosts:
             raise ValueError(
-                f"no variant has what the mutation {mutation.name!r} changes in"
-                f" {mutation.function}: {mutation.old!r}"
+                f"no variant has what the mutation {mutation.name!r} changes in {mutation.place}"
             )
         found += [Mutant(mutation, together[0], tuple(together)) for together in hosts]
     return found
@@ -90,46 +88,43 @@ def kill(mutant: Mutant) -> Verdict:
 
     package = _package()
     variant = next(each for each in _variants() if each.name == mutant.variant)
-    source = mutant.mutation.apply(mutants.source_of(variant.name, package))
-    assert source is not None
     start = time.monotonic()
     tried = 0
     with mock.patch.dict(sys.modules):
-        module = mutants.loaded(source, variant.name, package)
-        assert sys.modules[f"{package.__name__}.{variant.name}"] is module
-        for case, mode in _calls(variant):
+        module = mutants.loaded(_source(mutant, variant, package), variant.name, package)
+        attention = judge.of_module(module)
+        for call in _calls(variant):
             tried += 1
             try:
                 judge.judge(
-                    package,
-                    variant,
-                    cases.build(case, variant.key),
-                    tpu_interpret_mode(detect_races=True, **mode),
+                    attention,
+                    variant.query_dtype,
+                    cases.build(call.case, variant.key, call.seed),
+                    tpu_interpret_mode(**call.interpreter_options),
                 )
             except Exception as error:  # whatever it is, it is not the right answer
                 seconds = time.monotonic() - start
-                return Verdict(mutant, case.name, _in_short(error), tried, seconds)
+                return Verdict(
+                    mutant, call.case.name, call.timing, _in_short(error), tried, seconds
+                )
             finally:
                 jax.clear_caches()  # type: ignore[no-untyped-call]
-    return Verdict(mutant, "", "", tried, time.monotonic() - start)
+    return Verdict(mutant, "", "", "", tried, time.monotonic() - start)
 
 
-def _calls(variant: Variant) -> Iterator[tuple[Any, dict[str, Any]]]:
-    """Cases of a variant, each with a mode of the interpreter."""
-    from rpagen.evidence import cases, named_bugs
+def _calls(variant: Variant) -> Iterator[calls.Call]:
+    """The calls of a variant, those first that find most."""
+    yield from calls.named(variant.key)
+    yield from calls.by_seed(variant.key, SEEDS)
 
-    named = {case.name: case for case in cases.cases_for(variant.key)}
-    ordered = [named[name] for name in FIRST] + [
-        case for name, case in named.items() if name not in FIRST
-    ]
-    bugs = [
-        cases.adapt(bug.case, variant.key) for bug in named_bugs.BUGS if bug.touches(variant.key)
-    ]
-    for case in [*ordered, *bugs]:
-        yield case, {}
-    for seed in SEEDS:
-        for case in ordered[: len(FIRST)]:
-            yield case, {"dma_execution_mode": "random", "seed": seed}
+
+def _source(mutant: Mutant, variant: Variant, package: ModuleType) -> str:
+    if isinstance(mutant.mutation, Mutation):
+        source = mutant.mutation.apply(mutants.source_of(variant.name, package))
+    else:
+        source = mutant.mutation.render(variant)
+    assert source is not None, f"{variant.name} has nothing of {mutant.mutation.name!r}"
+    return source
 
 
 def _in_short(error: Exception) -> str:
@@ -148,30 +143,26 @@ def _variants() -> tuple[Variant, ...]:
 def main(arguments: Sequence[str] | None = None) -> int:
     """Prints what became of every mutant; 0 if all were killed."""
     parser = argparse.ArgumentParser(prog="make mutants", description=__doc__)
-    parser.add_argument("--only", default="", help="mutations with this in their name or function")
-    parser.add_argument("--jobs", type=int, default=os.cpu_count() or 1, help="processes")
+    parser.add_argument("--only", default="", help="mutations with this in their name or place")
+    parser.add_argument("--jobs", type=int, default=workers.usual_count(), help="processes")
+    parser.add_argument("--record", type=Path, metavar="FILE", help="write what was found there")
     options = parser.parse_args(arguments)
     chosen = [
         each
         for each in every_mutant()
-        if options.only in each.mutation.name or options.only in each.mutation.function
+        if options.only in each.mutation.name or options.only in each.mutation.place
     ]
-    # Compiling the interpreter's programs well takes longer than it saves.
-    flags = os.environ.get("XLA_FLAGS", "")
-    os.environ["XLA_FLAGS"] = f"{flags} --xla_backend_optimization_level=0"
-    os.environ.setdefault("JAX_PLATFORMS", "cpu")
-    context = multiprocessing.get_context("spawn")
+    start = time.monotonic()
     verdicts = []
-    with (
-        concurrent.futures.ProcessPoolExecutor(
-            options.jobs, context, max_tasks_per_child=20
-        ) as pool,
-        ProgressBar("killing") as progress,
-    ):
-        for verdict in pool.map(kill, chosen):
+    with ProgressBar("killing") as progress:
+        progress(0, len(chosen))
+        for verdict in workers.results(kill, chosen, options.jobs):
             verdicts.append(verdict)
             progress(len(verdicts), len(chosen))
+    verdicts.sort(key=lambda verdict: chosen.index(verdict.mutant))
     print(report(verdicts))
+    if options.record is not None:
+        records.write(options.record, _record(verdicts, time.monotonic() - start))
     return int(any(not verdict.case for verdict in verdicts))
 
 
@@ -180,9 +171,9 @@ def report(verdicts: Sequence[Verdict]) -> str:
     rows = [
         (
             verdict.mutant.mutation.name,
-            verdict.mutant.mutation.function,
+            verdict.mutant.mutation.place,
             verdict.mutant.variant,
-            verdict.case or "SURVIVED",
+            f"{verdict.case} {verdict.mode}" if verdict.case else "SURVIVED",
             verdict.how,
         )
         for verdict in verdicts
@@ -194,13 +185,40 @@ def report(verdicts: Sequence[Verdict]) -> str:
     )
     return "\n".join(
         [
-            table(("MUTATION", "FUNCTION", "VARIANT", "KILLED BY", "HOW"), rows),
+            table(("MUTATION", "PLACE", "VARIANT", "KILLED BY", "HOW"), rows),
             "",
             f"{len(verdicts) - len(survivors)} of {len(verdicts)} mutants killed, of"
             f" {len(mutations)} mutations; {', '.join(f'{n} {k}' for k, n in kinds.most_common())};"
             f" {sum(verdict.seconds for verdict in verdicts):.0f} s",
         ]
     )
+
+
+def _record(verdicts: Sequence[Verdict], seconds: float) -> dict[str, object]:
+    package = _package()
+    assert package.__file__ is not None
+    folder = Path(package.__file__).parent
+    tried = sorted({name for verdict in verdicts for name in verdict.mutant.stands_for})
+    return {
+        "made_with": records.made_with(),
+        "command": "make mutants",
+        "seconds": round(seconds, 1),
+        "digests": {name: records.digest(folder, name) for name in tried},
+        "mutants": [
+            {
+                "mutation": verdict.mutant.mutation.name,
+                "function": verdict.mutant.mutation.place,
+                "variant": verdict.mutant.variant,
+                "stands_for": list(verdict.mutant.stands_for),
+                "case": verdict.case,
+                "mode": verdict.mode,
+                "how": verdict.how,
+                "tried": verdict.tried,
+                "seconds": round(verdict.seconds, 1),
+            }
+            for verdict in verdicts
+        ],
+    }
 
 
 if __name__ == "__main__":

@@ -2,14 +2,17 @@
 
 A `Mutation` changes one thing in one function of an emitted module. It is named by what the
 function promises, not by the file that it came from, and applies to every variant that has the
-text. A mutation that survives is a hole in the tests, and one that no variant has is an error: the
-text it looks for was changed, and it has to follow.
+text. A `TemplateMutation` changes a template: which statements exist, or which value one gets.
+
+A mutation that survives is a hole in the tests, and one that no variant has is an error: the text
+it looks for was changed, and it has to follow.
 """
 
 from __future__ import annotations
 
 import ast
 import dataclasses
+import difflib
 import functools
 import itertools
 import sys
@@ -17,6 +20,11 @@ import types
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 from types import ModuleType
+
+import jinja2
+
+from rpagen.emit import render, resources
+from rpagen.spec.model import Catalogue, Variant
 
 
 @dataclasses.dataclass(frozen=True)
@@ -31,6 +39,11 @@ class Mutation:
     function: str
     old: str
     new: str
+
+    @property
+    def place(self) -> str:
+        """Where the fault is."""
+        return self.function
 
     def apply(self, source: str) -> str | None:
         """A module's source with the fault, or None where it cannot have it."""
@@ -47,6 +60,49 @@ class Mutation:
         return any(
             self.old in source[start:end] for start, end in _functions(source, self.function)
         )
+
+
+@dataclasses.dataclass(frozen=True)
+class TemplateMutation:
+    """One fault in a template, in what decides of a statement or a value.
+
+    template: below templates/. old, new: text that is there once, and what stands in its place.
+    """
+
+    name: str
+    template: str
+    old: str
+    new: str
+
+    @property
+    def place(self) -> str:
+        """Where the fault is."""
+        return self.template
+
+    def render(self, variant: Variant) -> str:
+        """The module of a variant with the fault, not formatted.
+
+        Raises:
+            ValueError: the text is not in the template, or more than once.
+        """
+        return rendered(variant, self._environment())
+
+    @functools.cache  # noqa: B019  # of the few that there are
+    def _environment(self) -> jinja2.Environment:
+        text = (resources.templates_dir() / self.template).read_text(encoding="utf-8")
+        if text.count(self.old) != 1:
+            raise ValueError(
+                f"{self.template} has {text.count(self.old)} times what the mutation"
+                f" {self.name!r} changes: {self.old!r}"
+            )
+        return render.make_environment(instead={self.template: text.replace(self.old, self.new)})
+
+
+def rendered(variant: Variant, environment: jinja2.Environment | None = None) -> str:
+    """The module of a variant, not formatted."""
+    catalogue = Catalogue((variant,), ())
+    (module,) = (each for each in render.modules(catalogue) if each.variant)
+    return render.render(module, catalogue, environment)
 
 
 MUTATIONS = (
@@ -500,6 +556,92 @@ MUTATIONS = (
     ),
 )
 
+TEMPLATE_MUTATIONS = (
+    TemplateMutation(
+        "the cache is not updated by the decode launch",
+        "stages/kernel/one_token.py.j2",
+        "{% if updates_cache %}\n            start_token_cache_update",
+        "{% if updates_cache and false %}\n            start_token_cache_update",
+    ),
+    TemplateMutation(
+        "the cache is not updated by the other launches",
+        "stages/kernel/several_tokens.py.j2",
+        "{% if updates_cache %}\n                start_cache_update",
+        "{% if updates_cache and false %}\n                start_cache_update",
+    ),
+    TemplateMutation(
+        "the slots of tokens are not waited for at the end",
+        "stages/kernel/one_token.py.j2",
+        "{% if updates_cache %}\n    for slot",
+        "{% if updates_cache and false %}\n    for slot",
+    ),
+    TemplateMutation(
+        "the slots of query blocks are not waited for at the end",
+        "stages/kernel/several_tokens.py.j2",
+        "{% if updates_cache %}\n    for slot",
+        "{% if updates_cache and false %}\n    for slot",
+    ),
+    TemplateMutation(
+        "one KV block too few is fetched ahead of a token",
+        "stages/kernel/one_token.py.j2",
+        "for _ in range(launch.kv_slots - 1):",
+        "for _ in range(launch.kv_slots - 2):",
+    ),
+    TemplateMutation(
+        "one KV block too many is fetched ahead of a query block",
+        "stages/kernel/several_tokens.py.j2",
+        "for _ in range(launch.kv_slots - 1):",
+        "for _ in range(launch.kv_slots):",
+    ),
+    TemplateMutation(
+        "the softmax begins anew with every KV block of a token",
+        "stages/kernel/one_token.py.j2",
+        "            slot = take_turn(kv.turn_ref",
+        "            reset_softmax(softmax)\n            slot = take_turn(kv.turn_ref",
+    ),
+    TemplateMutation(
+        "the softmax begins anew with every KV block",
+        "stages/kernel/several_tokens.py.j2",
+        "                slot = take_turn(kv.turn_ref",
+        "                reset_softmax(softmax)\n                slot = take_turn(kv.turn_ref",
+    ),
+    TemplateMutation(
+        "a token's output is stored before its slot is free",
+        "stages/kernel/one_token.py.j2",
+        "        wait_output(outputs, query_slot)\n"
+        "        store_token_output(softmax, outputs, query_slot, {{ scales }}launch)\n",
+        "        store_token_output(softmax, outputs, query_slot, {{ scales }}launch)\n"
+        "        wait_output(outputs, query_slot)\n",
+    ),
+    TemplateMutation(
+        "output is stored before its slot is free",
+        "stages/kernel/several_tokens.py.j2",
+        "            wait_output(outputs, query_slot)\n"
+        "            store_output(softmax, outputs, query_slot, {{ scales }}launch)\n",
+        "            store_output(softmax, outputs, query_slot, {{ scales }}launch)\n"
+        "            wait_output(outputs, query_slot)\n",
+    ),
+    TemplateMutation(
+        "the tail of a token's slot is cleared before its keys are there",
+        "stages/kernel/one_token.py.j2",
+        "            wait_kv_fetch{{",
+        "            clear_tail(kv, slot, keys, launch)\n            wait_kv_fetch{{",
+    ),
+    TemplateMutation(
+        "the tail of a slot is cleared before its keys are there",
+        "stages/kernel/several_tokens.py.j2",
+        "                wait_kv_fetch{{",
+        "                clear_tail(kv, slot, keys, launch)\n                wait_kv_fetch{{",
+    ),
+    TemplateMutation(
+        "an item of work is passed on as a tuple",
+        "stages/pipeline/two_step.py.j2",
+        "accumulate(*waiting.pop(0), softmax, launch)",
+        "accumulate(waiting.pop(0), softmax, launch)",
+    ),
+)
+"""More faults of templates: those of `MUTATIONS` are in what a template prints as it stands."""
+
 
 def loaded(source: str, name: str, package: ModuleType) -> ModuleType:
     """A module of a package from its source, in place of what is in its file."""
@@ -528,6 +670,24 @@ def hosts(mutation: Mutation, sources: Iterable[tuple[str, str]]) -> list[list[s
                 source[start:end] for start, end in _functions(source, mutation.function)
             )
             found.setdefault(text, []).append(name)
+    return list(found.values())
+
+
+def hosts_of_template(
+    mutation: TemplateMutation, modules: Iterable[tuple[Variant, str]]
+) -> list[list[str]]:
+    """The same for a mutation of a template: together are variants whose text it changes alike.
+
+    modules: variants and their modules, not formatted.
+    """
+    found: dict[tuple[str, ...], list[str]] = {}
+    for variant, right in modules:
+        changes = difflib.unified_diff(
+            right.splitlines(), mutation.render(variant).splitlines(), n=0
+        )
+        changed = tuple(line for line in changes if line.startswith(("+", "-")))
+        if changed:
+            found.setdefault(changed, []).append(variant.name)
     return list(found.values())
 
 

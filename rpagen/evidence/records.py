@@ -49,10 +49,14 @@ def digest(package: Path, variant: str) -> str:
 
 def write(file: Path, record: dict[str, Any]) -> None:
     """Write a record, whole or not at all."""
+    write_text(file, json.dumps(record, indent=1) + "\n")
+
+
+def write_text(file: Path, text: str) -> None:
+    """Write a file, whole or not at all."""
     file.parent.mkdir(parents=True, exist_ok=True)
     with tempfile.NamedTemporaryFile("w", dir=file.parent, delete=False, encoding="utf-8") as new:
-        json.dump(record, new, indent=1)
-        new.write("\n")
+        new.write(text)
     os.chmod(new.name, 0o644)
     os.replace(new.name, file)
 

@@ -12,13 +12,12 @@ import importlib.metadata
 import json
 import os
 import platform
-import tempfile
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 from rpagen.emit import resources
-from rpagen.evidence import allocations
+from rpagen.evidence import allocations, records
 
 FOLDER = ".stamps"
 
@@ -63,7 +62,4 @@ def read(folder: Path, stamp: str) -> Any:
 
 def write(folder: Path, stamp: str, content: object) -> None:
     """Write a stamp, whole or not at all."""
-    folder.mkdir(parents=True, exist_ok=True)
-    with tempfile.NamedTemporaryFile("w", dir=folder, delete=False, encoding="utf-8") as file:
-        json.dump(content, file)
-    os.replace(file.name, folder / stamp)
+    records.write_text(folder / stamp, json.dumps(content))

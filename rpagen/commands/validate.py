@@ -1,0 +1,169 @@
+"""`rpagen validate`: runs kernels against the reference, on this CPU or on a TPU."""
+
+from __future__ import annotations
+
+import argparse
+import shlex
+import sys
+import tempfile
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from rpagen.commands import shared
+from rpagen.console import ProgressBar, counted, table
+from rpagen.emit import plan
+from rpagen.errors import RpagenError
+from rpagen.spec.model import Variant
+
+if TYPE_CHECKING:
+    from rpagen.evidence.validate import Outcome
+
+DOES = "run kernels against the reference, in interpret mode on this CPU or on a TPU"
+EXAMPLE = "rpagen validate rpa --only gqa3_three_ranges --json"
+
+
+def add_arguments(verb: argparse.ArgumentParser) -> None:
+    """Add what the verb takes."""
+    shared.add_variants(verb)
+    verb.add_argument(
+        "--seeds",
+        type=shared.count,
+        default=0,
+        metavar="N",
+        help="besides the fixed cases, random workloads and times of copies by N seeds",
+    )
+    verb.add_argument(
+        "--first-seed",
+        type=shared.count,
+        default=0,
+        metavar="S",
+        help="the first of these seeds, to see again what one found (default: %(default)s)",
+    )
+    verb.add_argument(
+        "--only", default="", metavar="TEXT", help="calls with this in their name, as in the report"
+    )
+    verb.add_argument("--tpu", action="store_true", help="run the kernels on the TPU at hand")
+    verb.add_argument(
+        "--jobs", type=shared.size, metavar="N", help="processes (default: one for each processor)"
+    )
+    verb.add_argument("--junit", type=shared.path, metavar="FILE", help="write JUnit XML there")
+    verb.add_argument(
+        "--record", type=shared.path, metavar="FILE", help="write there what `report` reads"
+    )
+    shared.add_json(verb)
+
+
+def run(options: argparse.Namespace) -> int:
+    """Run every call of every variant, and say which went wrong."""
+    variants = shared.variants(options)
+    start = time.monotonic()
+    from rpagen.emit import single
+    from rpagen.evidence import records, validate, workers
+
+    if options.tpu:
+        where = validate.tpu()
+    else:
+        where = "interpret mode on a CPU"
+        workers.set_environment()
+    with tempfile.TemporaryDirectory(prefix="rpagen-") as name:
+        folder = Path(name)
+        single.emit(folder, variants, "rpagen validate")
+        found = _outcomes(options, folder, variants)
+        record = validate.record(
+            folder,
+            variants,
+            found,
+            command=_command(options),
+            where=where,
+            seconds=time.monotonic() - start,
+        )
+    if options.record is not None:
+        records.write(options.record, record)
+    if options.junit is not None:
+        records.write_text(options.junit, validate.junit(found))
+    if options.json:
+        shared.print_json(record)
+    else:
+        print("\n".join(_report(variants, found)))
+    return shared.FELL_SHORT if any(outcome.problem for outcome in found) else shared.ALL_WELL
+
+
+def _outcomes(
+    options: argparse.Namespace, folder: Path, variants: Sequence[Variant]
+) -> list[Outcome]:
+    from rpagen.evidence import calls, validate, workers
+
+    seeds = range(options.first_seed, options.first_seed + options.seeds)
+    pieces = []
+    for variant in variants:
+        of_variant = calls.on_tpu if options.tpu else calls.every
+        chosen = [call for call in of_variant(variant.key, seeds) if options.only in call.name]
+        pieces += validate.work(folder, variant, chosen)
+    total = sum(len(piece.calls) for piece in pieces)
+    if not total:
+        raise RpagenError(f"no call has {options.only!r} in its name: `rpagen validate --json`")
+    found: list[Outcome] = []
+    with ProgressBar("validating") as bar:
+        bar(0, total)
+        running = (
+            validate.outcomes_on_tpu(pieces)
+            if options.tpu
+            else validate.outcomes(pieces, options.jobs or workers.usual_count())
+        )
+        for outcome in running:
+            found.append(outcome)
+            bar(len(found), total)
+            if outcome.problem and not options.json:
+                print(f"{outcome.variant} {outcome.call.name}: {outcome.problem}", file=sys.stderr)
+    order = {(p.variant.name, c.name): i for i, p in enumerate(pieces) for c in p.calls}
+    return sorted(found, key=lambda each: order[each.variant, each.call.name])
+
+
+def _report(variants: Sequence[Variant], found: Sequence[Outcome]) -> list[str]:
+    rows = []
+    for variant in variants:
+        own = [outcome for outcome in found if outcome.variant == variant.name]
+        count = sum(bool(outcome.problem) for outcome in own)
+        rows.append(
+            (
+                variant.name,
+                str(len(own)),
+                str(count) if count else "-",
+                _largest(own),
+                f"{sum(outcome.seconds for outcome in own):.0f}",
+            )
+        )
+    lines = [table(("NAME", "CALLS", "WRONG", "ERROR/TOLERANCE", "SECONDS"), rows), ""]
+    wrong = [outcome for outcome in found if outcome.problem]
+    dtypes: dict[str, list[Outcome]] = {}
+    by_name = {variant.name: variant for variant in variants}
+    for outcome in found:
+        variant = by_name[outcome.variant]
+        dtypes.setdefault(f"{variant.query_dtype} over {variant.kv_dtype}", []).append(outcome)
+    for dtype, own in dtypes.items():
+        lines.append(f"{dtype}: the largest error is {_largest(own)} of what is tolerated")
+    for outcome in wrong:
+        lines.append(f"WRONG {outcome.variant} {outcome.call.name}: {outcome.problem}")
+    lines.append(
+        f"{len(found) - len(wrong)} of {counted(len(found), 'call')} right, of"
+        f" {counted(len(variants), 'variant')}"
+    )
+    return lines
+
+
+def _largest(found: Sequence[Outcome]) -> str:
+    fractions = [outcome.fraction for outcome in found if outcome.fraction is not None]
+    return f"{max(fractions):.2f}" if fractions else "-"
+
+
+def _command(options: argparse.Namespace) -> str:
+    """What makes this record again."""
+    words = ["rpagen", "validate", *options.names]
+    words += ["--seeds", str(options.seeds)] if options.seeds else []
+    words += ["--first-seed", str(options.first_seed)] if options.first_seed else []
+    words += ["--only", options.only] if options.only else []
+    words += ["--tier", options.tier] if options.tier != plan.DEFAULT_TIER else []
+    words += ["--tpu"] if options.tpu else []
+    return shlex.join(words)
