@@ -14,7 +14,8 @@ endif
 PY := .venv/bin/python
 PIP := $(PY) -m pip install --quiet --disable-pip-version-check --constraint constraints.txt
 
-.PHONY: help generate check test upstream-suites lint clean venv interpreter-matrix compile mutants
+.PHONY: help generate check test upstream-suites lint clean venv interpreter-matrix compile mutants \
+	report
 
 help: ## this list
 	@sed -n 's/^\([a-z-]*\):.*## \(.*\)/\1 \2/p' Makefile | while read -r target does; do \
@@ -37,6 +38,9 @@ compile: venv ## every core kernel through the TPU compiler, for every generatio
 
 mutants: generate ## put every fault of a table into kernels, and show what finds it; ARGS=--help
 	$(PY) -m rpagen.evidence.kill $(ARGS)
+
+report: generate ## write report.html: what was tried of every kernel, and what came of it
+	$(PY) -m rpagen report $(ARGS)
 
 lint: venv ## ruff and mypy over the generator, its tests and the example
 	$(PY) -m ruff check rpagen tests examples

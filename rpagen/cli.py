@@ -24,12 +24,13 @@ from rpagen.commands import (
     generate,
     list,
     recommend,
+    report,
     schema,
     shared,
 )
 from rpagen.errors import RpagenError
 
-VERBS = (generate, check, list, explain, diff, emit, recommend, compile, schema)
+VERBS = (generate, check, list, explain, diff, emit, recommend, compile, report, schema)
 
 # What a shell reports for a process that a signal ended.
 INTERRUPTED = 130
