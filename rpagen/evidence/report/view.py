@@ -20,6 +20,7 @@ WELL, BAD, APART, UNKNOWN = "well", "bad", "apart", "unknown"
 
 STALE = "stale"
 NOT_RUN = "not run"
+COMPILED = "compiled"
 
 
 @dataclasses.dataclass(frozen=True)
@@ -154,12 +155,13 @@ class Row:
 
 @dataclasses.dataclass(frozen=True)
 class Figure:
-    """A number at the top of the page."""
+    """A number at the top of the page. is_missing: whether there is no record that says it."""
 
     name: str
     value: str
     notes: tuple[str, ...]
     state: str
+    is_missing: bool = False
 
 
 @dataclasses.dataclass(frozen=True)
@@ -207,7 +209,8 @@ class Page:
 
 def shown(variants: Sequence[Variant], found: Found) -> list[Variant]:
     """The variants that the page is about: the core, and others that a record is about."""
-    return [each for each in variants if each.tier == TIERS[0] or each.name in found.named]
+    chosen = [each for each in variants if each.tier == TIERS[0] or each.name in found.named]
+    return sorted(chosen, key=lambda each: TIERS.index(each.tier))
 
 
 def make(variants: Sequence[Variant], found: Found, digests: Mapping[str, str]) -> Page:
@@ -427,16 +430,22 @@ def _compilation(
         for device in generations
         if device in outcomes
     }
-    cells = [
-        Cell(rows[device].verdict, rows[device].state, rows[device].target, tried != digest)
-        if device in rows
-        else nothing
-        for device in generations
-    ]
-    compiled = sum(bool(each.launches) for each in outcomes.values())
-    summary = f"compiled for {compiled} of {counted(len(outcomes), 'generation')}"
-    bad = any(not each.is_well for each in outcomes.values())
-    cell = Cell(summary, BAD if bad else WELL, target, tried != digest)
+    cells = []
+    for device in generations:
+        if device in rows:
+            verdict = rows[device].verdict
+            text = "yes" if verdict == COMPILED else verdict
+            cells.append(Cell(text, rows[device].state, rows[device].target, tried != digest))
+        else:
+            # Of a generation that no spec names, nothing is missing.
+            is_asked = device in GENERATIONS
+            cells.append(nothing if is_asked else Cell(NOT_RUN, APART, target))
+    is_well = all(each.is_well for each in outcomes.values())
+    by_verdict: dict[str, list[str]] = {}
+    for each in rows.values():
+        by_verdict.setdefault(each.verdict, []).append(each.device)
+    summary = "; ".join(f"{verdict} for {', '.join(on)}" for verdict, on in by_verdict.items())
+    cell = Cell(summary, WELL if is_well else BAD, target, tried != digest)
     return Part(cell, summary, tried, devices=tuple(rows.values())), cells
 
 
@@ -448,7 +457,7 @@ def _device_rows(outcome: Outcome, target: str) -> DeviceRows:
     elif not outcome.is_well:
         verdict, state = "over budget", BAD
     else:
-        verdict, state = "compiled", WELL
+        verdict, state = COMPILED, WELL
     return DeviceRows(
         device=outcome.device,
         target=target,
@@ -499,13 +508,13 @@ def _figure_of_variants(rows: Sequence[Row]) -> Figure:
     return Figure("Variants", str(len(rows)), tuple(notes), BAD if bad else WELL)
 
 
-def _missing(name: str, source: Source) -> Figure:
-    return Figure(name, NOT_RUN, (f"make it with: {source.command}",), UNKNOWN)
+def _missing(name: str) -> Figure:
+    return Figure(name, NOT_RUN, (), UNKNOWN, is_missing=True)
 
 
 def _figures_of_calls(found: Found, names: set[str]) -> list[Figure]:
     if found.validation is None:
-        return [_missing("Calls in interpret mode", formats.VALIDATION)]
+        return [_missing("Calls in interpret mode")]
     calls = [
         call
         for tried in found.validation.variants
@@ -534,7 +543,7 @@ def _figures_of_calls(found: Found, names: set[str]) -> list[Figure]:
 
 def _figure_of_mutants(found: Found, names: set[str]) -> Figure:
     if found.mutants is None:
-        return _missing("Mutants", formats.MUTANTS)
+        return _missing("Mutants")
     mutants = [each for each in found.mutants.mutants if names.intersection(each.stands_for)]
     killed = sum(mutant.is_killed for mutant in mutants)
     mutations = len({(mutant.mutation, mutant.function) for mutant in mutants})
@@ -548,7 +557,7 @@ def _figure_of_mutants(found: Found, names: set[str]) -> Figure:
 
 def _figure_of_compilation(found: Found, names: set[str]) -> Figure:
     if found.compilation is None:
-        return _missing("Compiled", formats.COMPILATION)
+        return _missing("Compiled")
     outcomes = [each for each in found.compilation.outcomes if each.variant in names]
     compiled = [each for each in outcomes if each.launches]
     excluded = sum(each.is_excluded for each in outcomes)
@@ -566,7 +575,7 @@ def _figure_of_compilation(found: Found, names: set[str]) -> Figure:
 
 def _figure_of_hardware(rows: Sequence[Row], found: Found) -> Figure:
     if found.hardware is None:
-        return _missing("Seen on hardware", formats.HARDWARE)
+        return _missing("Seen on hardware")
     seen = sum(row.hardware.cell.state == WELL for row in rows)
     failed = sum(row.hardware.cell.state == BAD for row in rows)
     state = BAD if failed else WELL if seen == len(rows) else UNKNOWN
