@@ -20,7 +20,8 @@ from rpagen.evidence.survey import Outcome
 from rpagen.spec import expand
 from rpagen.spec.model import GENERATIONS, LAUNCHES, Variant
 
-CORE = expand.load_variants(resources.specs_dir())
+SPECS = resources.specs_dir()
+CORE = expand.load_variants(SPECS)
 NAMES = [variant.name for variant in CORE]
 
 FAILED = "rpa_soft_cap"
@@ -46,7 +47,7 @@ def digest(name: str) -> str:
     """Of the kernel at hand, or of another one."""
     if name in (STALE, GONE):
         return "0" * 64
-    return records.digest(resources.root() / "generated/rpa_kernels", name)
+    return records.digest(SPECS.parent / "generated/rpa_kernels", name)
 
 
 def tried(variant: Variant, modes: Any = MODES) -> dict[str, Any]:

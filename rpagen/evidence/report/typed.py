@@ -113,4 +113,4 @@ def _shown(found: object) -> str:
         return "a list"
     if found is None or isinstance(found, bool):
         return {None: "null", True: "true", False: "false"}[found]
-    return errors.quoted(found) if isinstance(found, str) else errors.escaped(f"{found:.6g}")
+    return errors.quoted(found) if isinstance(found, str) else errors.escaped(str(found))
