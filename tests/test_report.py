@@ -6,6 +6,7 @@ import copy
 import json
 import os
 import re
+import shutil
 from html.parser import HTMLParser
 from pathlib import Path
 
@@ -215,13 +216,12 @@ def test_every_column_says_it_where_there_is_no_record(report, tmp_path):
 
 def test_a_kernel_whose_text_changes_makes_its_records_stale(report, folder, tmp_path, monkeypatch):
     package = tmp_path / "checkout/generated/rpa_kernels"
-    package.mkdir(parents=True)
-    for name in ("rpa", "rpa_soft_cap", "support"):
-        text = (resources.root() / f"generated/rpa_kernels/{name}.py").read_text()
-        (package / f"{name}.py").write_text(text + "EXTRA = 1\n" * (name == "rpa"))
+    shutil.copytree(resources.root() / "generated/rpa_kernels", package)
+    with (package / "rpa.py").open("a") as file:
+        file.write("EXTRA = 1\n")
+    (package / "rpa_float8_e5m2.py").unlink()
     monkeypatch.setattr(resources, "checkout", lambda: tmp_path / "checkout")
-    monkeypatch.setattr(resources, "specs_dir", lambda: made_up.SPECS)
-    monkeypatch.setattr(resources, "templates_dir", lambda: made_up.SPECS.parent / "templates")
+    monkeypatch.setattr(resources, "root", lambda: made_up.SPECS.parent)
     page = report(folder)
     assert all(page.cell("rpa", column).text.endswith(" stale") for column in COLUMNS)
     assert not page.cell("rpa_soft_cap", "calls").text.endswith("stale")
