@@ -45,6 +45,7 @@
       words.value = "";
       kind.value = "all";
       filter();
+      remember();
     }
     const folded = target.closest("details");
     if (folded) folded.open = true;
