@@ -14,7 +14,8 @@ endif
 PY := .venv/bin/python
 PIP := $(PY) -m pip install --quiet --disable-pip-version-check --constraint constraints.txt
 
-.PHONY: help generate check test upstream-suites lint clean venv interpreter-matrix compile mutants
+.PHONY: help generate check test upstream-suites lint clean venv interpreter-matrix validate compile mutants \
+	report
 
 help: ## this list
 	@sed -n 's/^\([a-z-]*\):.*## \(.*\)/\1 \2/p' Makefile | while read -r target does; do \
@@ -32,11 +33,17 @@ test: generate ## emit what is out of date, then run all tests; ARGS= goes to py
 upstream-suites: generate ## tpu-inference's own tests of its kernel, run on ours; ARGS=--help
 	$(PY) -m rpagen.evidence.upstream $(ARGS)
 
-compile: venv ## every core kernel through the TPU compiler, for every generation, with no TPU
-	$(PY) -m rpagen compile --device v5e,v6e,v7x
+validate: venv ## all calls of every core kernel against the reference, and a record of them
+	$(PY) -m rpagen validate --seeds 3 --record docs/evidence/validate.json
+
+compile: venv ## every core kernel through the TPU compiler, and a record of what it took
+	$(PY) -m rpagen compile --device v5e,v6e,v7x --record docs/evidence/compile.json
 
 mutants: generate ## put every fault of a table into kernels, and show what finds it; ARGS=--help
-	$(PY) -m rpagen.evidence.kill $(ARGS)
+	$(PY) -m rpagen.evidence.kill $(or $(ARGS),--record docs/evidence/mutants.json)
+
+report: generate ## write report.html: what was tried of every kernel, and what came of it
+	$(PY) -m rpagen report $(ARGS)
 
 lint: venv ## ruff and mypy over the generator, its tests and the example
 	$(PY) -m ruff check rpagen tests examples

@@ -24,13 +24,26 @@ from rpagen.commands import (
     generate,
     list,
     recommend,
+    report,
     schema,
     shared,
     validate,
 )
 from rpagen.errors import RpagenError
 
-VERBS = (generate, check, list, explain, diff, emit, recommend, validate, compile, schema)
+VERBS = (
+    generate,
+    check,
+    list,
+    explain,
+    diff,
+    emit,
+    recommend,
+    validate,
+    compile,
+    report,
+    schema,
+)
 
 # What a shell reports for a process that a signal ended.
 INTERRUPTED = 130

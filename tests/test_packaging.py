@@ -111,6 +111,8 @@ def test_the_wheel_carries_what_it_needs_and_no_more(tmp_path):
             for name in data
             if name.startswith(f"rpagen/_data/{folder}/")
         } == wanted
+    page = {f"rpagen/evidence/report/page.{ending}" for ending in ("html.j2", "css", "js")}
+    assert page <= set(names)
     assert any(name.endswith("licenses/LICENSE") for name in names)
     assert not [name for name in names if name.startswith(("tests", "generated", "docs"))]
 
@@ -239,6 +241,7 @@ def test_make_help_names_every_target(tmp_path):
         "upstream-suites",
         "mutants",
         "compile",
+        "report",
         "lint",
         "clean",
     )
