@@ -9,7 +9,7 @@ import pytest
 import rpa_kernels
 
 from rpagen.evidence import cases
-from rpagen.evidence.judge import judge
+from rpagen.evidence.judge import judge, through_dispatch
 from rpagen.spec.model import Variant
 
 
@@ -36,4 +36,5 @@ def check(
     **options: object,
 ) -> None:
     """Judges a call, with races detected; options are those of the interpreter."""
-    judge(package, variant, inputs, kernel_mode(detect_races=True, **options))
+    attention = through_dispatch(package, variant.name)
+    judge(attention, variant.query_dtype, inputs, kernel_mode(detect_races=True, **options))

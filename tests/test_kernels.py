@@ -10,6 +10,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 import rpa_kernels
+from kernel_checks import check
 
 from rpagen.evidence import cases, reference, tolerance
 from rpagen.spec import expand
@@ -100,14 +101,3 @@ def test_wider_keys_and_values_are_rounded_once(kernel_mode):
 
 def named(name: str, variant: Variant) -> cases.Case:
     return next(case for case in cases.cases_for(variant.key) if case.name == name)
-
-
-def check(variant: Variant, inputs: cases.Inputs, kernel_mode, **options: str) -> None:
-    with kernel_mode(detect_races=True, **options):
-        out, kv_cache = rpa_kernels.ragged_paged_attention(
-            *map(jnp.asarray, inputs.arrays), variant=variant.name, **inputs.kernel_kwargs
-        )
-        out, kv_cache = np.asarray(out), np.asarray(kv_cache)
-    expected = inputs.expected()
-    tolerance.assert_same_bits(kv_cache, expected.kv_cache)
-    tolerance.assert_close(out, expected, query_dtype=variant.query_dtype)
