@@ -411,7 +411,13 @@ def test_an_empty_path_is_no_place(run, words):
 
 @pytest.mark.skipif(sys.platform != "linux", reason="looks for its child processes in /proc")
 def test_ctrl_c_is_quiet(tmp_path):
-    process = command("generate", "-o", str(tmp_path), "--jobs", "2", start_new_session=True)
+    process = command(
+        *("generate", "-o", str(tmp_path), "--jobs", "2"),
+        start_new_session=True,
+        # A shell starts what is to run in the background with interrupts ignored, and so all that
+        # it starts in turn.
+        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),
+    )
     children = Path(f"/proc/{process.pid}/task/{process.pid}/children")
     while not children.read_text():  # the processes that render
         time.sleep(0.05)
