@@ -38,9 +38,19 @@ class ProgressBar:
         return self
 
     def __exit__(self, *_: object) -> None:
+        self._wipe()
+
+    def say(self, line: str) -> None:
+        """Write a line that stays, above the bar."""
+        self._wipe()
+        sys.stderr.write(f"{line}\n")
+        sys.stderr.flush()
+
+    def _wipe(self) -> None:
         if self._is_drawn:
             sys.stderr.write("\r\x1b[K")
             sys.stderr.flush()
+            self._is_drawn = False
 
     def __call__(self, done: int, total: int) -> None:
         """Draw that `done` of `total` is done."""

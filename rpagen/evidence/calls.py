@@ -57,9 +57,13 @@ def named(key: DispatchKey) -> Iterator[Call]:
 
 
 def shapes(key: DispatchKey) -> Iterator[Call]:
-    """Every shape of heads, and every window for variants that have one."""
+    """Every shape of heads for plain variants, and every window for those that have one.
+
+    Features change which keys count, and not how heads are laid out.
+    """
+    heads = () if key.features else cases.HEAD_CASES
     windows = cases.WINDOW_CASES if "sliding_window" in key.features else ()
-    for case in (*cases.HEAD_CASES, *windows):
+    for case in (*heads, *windows):
         yield Call(cases.adapt(case, key))
 
 
@@ -70,12 +74,19 @@ def at_other_times(key: DispatchKey) -> Iterator[Call]:
             yield Call(case, "eager")
 
 
+def random_workloads(key: DispatchKey, seed: int, is_on_tpu: bool = False) -> Iterator[Call]:
+    """Workloads in one geometry, at random times."""
+    for case in workloads.workloads(key, seed):
+        yield Call(case, HARDWARE if is_on_tpu else "random", seed)
+
+
 def by_seed(key: DispatchKey, seeds: Iterable[int]) -> Iterator[Call]:
     """Random workloads, and the cases that find most with other numbers, at random times."""
     by_name = {case.name: case for case in cases.cases_for(key)}
     for seed in seeds:
-        for case in [*workloads.workloads(key, seed), *(by_name[name] for name in FIRST)]:
-            yield Call(case, "random", seed)
+        yield from random_workloads(key, seed)
+        for name in FIRST:
+            yield Call(by_name[name], "random", seed)
 
 
 def every(key: DispatchKey, seeds: Iterable[int]) -> Iterator[Call]:
