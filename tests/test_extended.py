@@ -34,7 +34,7 @@ CHOSEN = (
     "rpa_kv_slots3_depth2_wait_per_page_new_kv_predicated",
     "rpa_decode_kv_slots3_decode_depth0",
     "rpa_float8_e4m3fn_sliding_window_kv_share",
-    "rpa_sliding_window_bidirectional",
+    "rpa_soft_cap_bidirectional",
     "rpa_head_major_wait_per_page",
     "rpa_float32_sliding_window_soft_cap",
     "rpa_float8_e5m2_query_scale_soft_cap",

@@ -153,6 +153,17 @@ BUGS = (
     ),
     Bug(
         Case(
+            "window_without_a_causal_mask",
+            _SHORT_CHUNK,
+            decode=((1, 40),),
+            prefill=((16, 40),),
+            mixed=((24, 37), (7, 7)),
+        ),
+        "without the causal mask a window hid keys after the query too, or none at all",
+        needs=("sliding_window", "bidirectional"),
+    ),
+    Bug(
+        Case(
             "table_narrower_than_a_block",
             _NARROW_TABLE,
             decode=((1, 64), (1, 3)),
