@@ -53,7 +53,7 @@ def test_every_variant_compiles_for_v6e_within_its_budget(outcomes, name):
 
 
 @needs_libtpu
-@pytest.mark.parametrize("device", ["v5e", "v6e", "v7x"])
+@pytest.mark.parametrize("device", ["v6e", "v7x"])  # v5e has the VMEM of v6e
 def test_default_blocks_of_an_8b_model_compile(outcomes, device):
     status, (outcome,) = outcomes(
         *("rpa", "--device", device, "--shape", "32x8x128", "--page-size", 64),
