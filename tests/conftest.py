@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import os
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -19,11 +18,9 @@ def pytest_configure(config: pytest.Config) -> None:
     # Before anything imports jax. With libtpu installed and no TPU, jax would look for one.
     has_tpu = any(Path("/dev").glob("accel*")) or any(Path("/dev/vfio").glob("[0-9]*"))
     if not (has_tpu or config.getoption("--tpu")):
-        os.environ.setdefault("JAX_PLATFORMS", "cpu")
-        # The interpreter's programs run once or twice: to compile them well takes longer than it
-        # saves.
-        flags = os.environ.get("XLA_FLAGS", "")
-        os.environ["XLA_FLAGS"] = f"{flags} --xla_backend_optimization_level=0"
+        from rpagen.evidence import workers
+
+        workers.set_environment()
 
 
 @pytest.fixture(scope="session")

@@ -15,8 +15,8 @@ VARIANTS = {
     each.name: each for each in expand.load_variants(Path(__file__).parent.parent / "specs")
 }
 
-# Every shape of heads meets packing 2, and in turn one of packing 1, packing 4, quantized queries and
-# the other layout. `make validate` has all of them in all plain variants.
+# Every shape of heads meets packing 2, and in turn one of packing 1, packing 4, quantized queries
+# and the other layout. `make validate` has all of them in all plain variants.
 IN_TURN = ("rpa_float32", "rpa_int8", "rpa_float8_e4m3fn_query_scale", "rpa_head_major")
 FOR_WINDOWS = ("rpa_sliding_window",)
 

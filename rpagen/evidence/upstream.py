@@ -27,6 +27,7 @@ from xml.etree import ElementTree
 from rpagen.console import table
 from rpagen.emit.resources import PACKAGE
 from rpagen.errors import RpagenError
+from rpagen.evidence import workers
 
 ROOT = PACKAGE.parent
 FOLDER = ROOT / ".upstream"
@@ -204,12 +205,10 @@ def run(folder: Path, absl: Path, *, detect_races: bool) -> list[Result]:
 
 
 def _environment(paths: Sequence[Path], programs: Path) -> Mapping[str, str]:
-    flags = os.environ.get("XLA_FLAGS", "")
-    return os.environ | {
+    return {
+        **os.environ,
+        **workers.environment(),
         "PYTHONPATH": os.pathsep.join(map(str, paths)),
-        "JAX_PLATFORMS": "cpu",
-        # The interpreter's programs run once: to compile them well takes longer than it saves.
-        "XLA_FLAGS": f"{flags} --xla_backend_optimization_level=0",
         # The reference is thousands of small programs, and to compile them is half of the time that
         # the tests take. They are kept for the next run.
         "JAX_COMPILATION_CACHE_DIR": str(programs),

@@ -47,9 +47,16 @@ def _be_quiet() -> None:
 
 def set_environment() -> None:
     """For running kernels in interpret mode; jax reads it when it is imported."""
-    # With libtpu installed and no TPU, jax would look for one.
-    os.environ["JAX_PLATFORMS"] = "cpu"
+    os.environ.update(environment())
+
+
+def environment() -> dict[str, str]:
+    """The variables of processes that run kernels in interpret mode."""
     # The interpreter's programs run once or twice: to compile them well takes longer than it saves.
     flag = "--xla_backend_optimization_level=0"
     flags = os.environ.get("XLA_FLAGS", "").split()
-    os.environ["XLA_FLAGS"] = " ".join([*(each for each in flags if each != flag), flag])
+    return {
+        # With libtpu installed and no TPU, jax would look for one.
+        "JAX_PLATFORMS": "cpu",
+        "XLA_FLAGS": " ".join([*(each for each in flags if each != flag), flag]),
+    }
