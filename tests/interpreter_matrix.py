@@ -44,7 +44,13 @@ def environment(python: str, version: tuple[int, ...], release: str) -> Path:
         for line in (ROOT / "constraints.txt").read_text().splitlines()
         if not line.startswith(("jax==", "jaxlib==", "libtpu==", "pip=="))
     ]
-    packages = [f"jax=={release}" if release else "jax", "pytest", "pytest-xdist", "pyyaml"]
+    packages = [
+        f"jax=={release}" if release else "jax",
+        "pytest",
+        "pytest-xdist",
+        "hypothesis",
+        "pyyaml",
+    ]
     stamp, made_from = folder / "made-from", "\n".join([str(version), *packages, *pins])
     if not stamp.exists() or stamp.read_text() != made_from:
         shutil.rmtree(folder, ignore_errors=True)

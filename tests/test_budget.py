@@ -73,7 +73,7 @@ def arguments(call: dict) -> tuple[str, dict[str, int | None]]:
     }
 
 
-@settings(deadline=None, max_examples=500)
+@settings(max_examples=500)
 @given(CALLS)
 def test_default_blocks_of_real_shapes(call):
     launch, given_sizes = arguments(call)
@@ -111,7 +111,7 @@ def test_default_blocks_of_real_shapes(call):
 ANY_SIZE = st.integers(1, 5000)
 
 
-@settings(deadline=None, max_examples=500)
+@settings(max_examples=500)
 @given(
     launch=st.sampled_from(sorted(LAUNCHES)),
     given_sizes=st.fixed_dictionaries(

@@ -273,7 +273,7 @@ def test_what_could_never_run_is_refused(prompt: int, wanted: int):
         scheduler.add(request_of(1, prompt, wanted))
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=200)
 @given(
     st.builds(
         Limits,

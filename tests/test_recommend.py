@@ -604,7 +604,7 @@ def test_pages_that_do_not_fit(run, options, text):
     assert run(CONFIGS / "llama-3.1-8b.json", *options) == (2, "", f"error: {text}")
 
 
-@settings(deadline=None, max_examples=50)
+@settings(max_examples=50)
 @given(st.integers(1, 4096), st.integers(1, 1 << 20), st.integers(1, 1024))
 @example(64, 131072, 16)
 def test_what_an_error_of_pages_says_to_do_helps(sequences, max_tokens, page_size):
@@ -810,7 +810,7 @@ OPTIONS_TRIED = st.lists(
 )
 
 
-@settings(deadline=None, max_examples=400)
+@settings(max_examples=400)
 @given(TYPES, st.dictionaries(FIELDS, VALUES, max_size=5), st.booleans(), OPTIONS_TRIED)
 def test_no_configuration_is_too_much(model_type, fields, is_nested, options):
     small = {
@@ -825,7 +825,7 @@ def test_no_configuration_is_too_much(model_type, fields, is_nested, options):
     _ends_well(json.dumps(content).encode(), options)
 
 
-@settings(deadline=None, max_examples=200)
+@settings(max_examples=200)
 @given(st.binary(max_size=200) | st.text(max_size=200).map(lambda each: each.encode("utf-8")))
 def test_no_file_is_too_much(content):
     _ends_well(content, [])

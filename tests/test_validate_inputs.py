@@ -320,7 +320,7 @@ def calls(draw: Any) -> tuple[list[np.ndarray], dict[str, Any]]:
     return call(lengths, tuple(ends), tables), options
 
 
-@settings(deadline=None, max_examples=300)
+@settings(max_examples=300)
 @given(calls())
 def test_it_agrees_with_a_plain_reading_of_the_rules(drawn):
     operands, options = drawn

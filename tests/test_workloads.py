@@ -51,7 +51,7 @@ def validate(inputs: cases.Inputs) -> None:
     )
 
 
-@settings(max_examples=100, deadline=None, derandomize=True)
+@settings(max_examples=100)
 @given(st.data())
 def test_every_workload_is_a_valid_call(data: st.DataObject):
     key = data.draw(st.sampled_from(KEYS))
@@ -118,8 +118,6 @@ def test_kernels_compute_what_the_reference_does(name: str, kernel_mode):
 
     @settings(
         max_examples=5,
-        deadline=None,
-        derandomize=True,
         suppress_health_check=[HealthCheck.too_slow, HealthCheck.function_scoped_fixture],
     )
     @given(ragged(shape, variant.key), st.integers(0, 1 << 16))
