@@ -9,18 +9,22 @@ from __future__ import annotations
 import argparse
 import collections
 import dataclasses
+import functools
 import importlib
+import shlex
 import sys
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterable, Iterator, Sequence
 from pathlib import Path
 from types import ModuleType
-from unittest import mock
+from typing import Any
 
+from rpagen import errors
+from rpagen.commands import shared
 from rpagen.console import ProgressBar, table
 from rpagen.emit import resources
-from rpagen.evidence import calls, mutants, records, workers
-from rpagen.evidence.mutants import Mutation, TemplateMutation
+from rpagen.evidence import calls, mutants, records, validate, workers
+from rpagen.evidence.mutants import Fault
 from rpagen.spec import expand
 from rpagen.spec.model import Variant
 
@@ -28,14 +32,15 @@ SEEDS = (0, 1)
 """Of the calls at random times that are tried last."""
 
 
+ANSWERS = ("AssertionError", "RaceError", "DeadlockError", "LeftoverError", "IndexError")
+"""The errors by which the instrument finds a fault, by name."""
+
+
 @dataclasses.dataclass(frozen=True)
 class Mutant:
-    """A mutation in one variant, for all variants that would have the same text.
+    """A mutation in one variant, for all variants that it stands for, its own among them."""
 
-    stands_for: their names, with that of the variant.
-    """
-
-    mutation: Mutation | TemplateMutation
+    mutation: Fault
     variant: str
     stands_for: tuple[str, ...] = ()
 
@@ -44,11 +49,13 @@ class Mutant:
 class Verdict:
     """What became of a mutant.
 
-    case, mode: of the call that killed it; empty if none did. how: the error, in short. tried:
-    calls until then.
+    outcome: "killed", "survived", or "broken": another error than the instrument's, such as one of
+    a kernel that cannot be traced, which shows nothing. case, mode: of the call that ended it.
+    how: the error. tried: calls until then.
     """
 
     mutant: Mutant
+    outcome: str
     case: str
     mode: str
     how: str
@@ -62,38 +69,39 @@ def every_mutant() -> list[Mutant]:
     Raises:
         ValueError: a mutation is found nowhere.
     """
-    package, variants = _package(), _variants()
-    sources = [(each.name, mutants.source_of(each.name, package)) for each in variants]
-    modules = [(each, mutants.rendered(each)) for each in variants]
+    modules = _modules()
     found = []
-    for mutation in (*mutants.MUTATIONS, *mutants.TEMPLATE_MUTATIONS):
-        if isinstance(mutation, Mutation):
-            hosts = mutants.hosts(mutation, sources)
-        else:
-            hosts = mutants.hosts_of_template(mutation, modules)
+    for mutation in mutants.every():
+        hosts = mutants.hosts(mutation, modules)
         if not hosts:
             raise ValueError(
                 f"no variant has what the mutation {mutation.name!r} changes in {mutation.place}"
             )
-        found += [Mutant(mutation, together[0], tuple(together)) for together in hosts]
+        found += [Mutant(mutation, host.variant, host.stands_for) for host in hosts]
     return found
 
 
 def kill(mutant: Mutant) -> Verdict:
     """Tries calls on a mutant until one fails."""
+    variant = _variant(mutant.variant)
+    return kill_with(mutant, _calls(variant))
+
+
+def kill_with(mutant: Mutant, tries: Iterable[calls.Call]) -> Verdict:
+    """The same with certain calls."""
     import jax
 
     from rpagen.evidence import cases, judge
     from rpagen.evidence.interpreter import tpu_interpret_mode
 
-    package = _package()
-    variant = next(each for each in _variants() if each.name == mutant.variant)
+    package, variant = _package(), _variant(mutant.variant)
+    source = mutant.mutation.apply(variant, mutants.source_of(variant.name, package))
+    assert source is not None, f"{variant.name} has nothing of {mutant.mutation.name!r}"
     start = time.monotonic()
     tried = 0
-    with mock.patch.dict(sys.modules):
-        module = mutants.loaded(_source(mutant, variant, package), variant.name, package)
+    with mutants.loaded(source, variant.name, package) as module:
         attention = judge.of_module(module)
-        for call in _calls(variant):
+        for call in tries:
             tried += 1
             try:
                 judge.judge(
@@ -102,14 +110,21 @@ def kill(mutant: Mutant) -> Verdict:
                     cases.build(call.case, variant.key, call.seed),
                     tpu_interpret_mode(**call.interpreter_options),
                 )
-            except Exception as error:  # whatever it is, it is not the right answer
-                seconds = time.monotonic() - start
+            except Exception as error:  # whether it is the instrument's is told by its name
+                name = type(error).__name__
+                is_answer = name in ANSWERS or name == mutant.mutation.dies_of
                 return Verdict(
-                    mutant, call.case.name, call.timing, _in_short(error), tried, seconds
+                    mutant,
+                    "killed" if is_answer else "broken",
+                    call.case.name,
+                    call.timing,
+                    validate.said(error),
+                    tried,
+                    time.monotonic() - start,
                 )
             finally:
                 jax.clear_caches()  # type: ignore[no-untyped-call]
-    return Verdict(mutant, "", "", "", tried, time.monotonic() - start)
+    return Verdict(mutant, "survived", "", "", "", tried, time.monotonic() - start)
 
 
 def _calls(variant: Variant) -> Iterator[calls.Call]:
@@ -118,33 +133,29 @@ def _calls(variant: Variant) -> Iterator[calls.Call]:
     yield from calls.by_seed(variant.key, SEEDS)
 
 
-def _source(mutant: Mutant, variant: Variant, package: ModuleType) -> str:
-    if isinstance(mutant.mutation, Mutation):
-        source = mutant.mutation.apply(mutants.source_of(variant.name, package))
-    else:
-        source = mutant.mutation.render(variant)
-    assert source is not None, f"{variant.name} has nothing of {mutant.mutation.name!r}"
-    return source
-
-
-def _in_short(error: Exception) -> str:
-    said = str(error).strip().splitlines()
-    return f"{type(error).__name__}: {said[0] if said else ''}"[:100]
+def _modules() -> list[tuple[Variant, str]]:
+    package = _package()
+    return [(each, mutants.source_of(each.name, package)) for each in _variants()]
 
 
 def _package() -> ModuleType:
     return importlib.import_module("rpa_kernels")
 
 
+def _variant(name: str) -> Variant:
+    return next(each for each in _variants() if each.name == name)
+
+
+@functools.cache
 def _variants() -> tuple[Variant, ...]:
     return expand.load_variants(resources.specs_dir())
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Prints what became of every mutant; 0 if all were killed."""
+    """Prints what became of every mutant; 0 if all were killed, 1 if not, 2 if there are none."""
     parser = argparse.ArgumentParser(prog="make mutants", description=__doc__)
     parser.add_argument("--only", default="", help="mutations with this in their name or place")
-    parser.add_argument("--jobs", type=int, default=workers.usual_count(), help="processes")
+    parser.add_argument("--jobs", type=shared.size, default=workers.usual_count(), help="processes")
     parser.add_argument("--record", type=Path, metavar="FILE", help="write what was found there")
     options = parser.parse_args(arguments)
     chosen = [
@@ -152,18 +163,36 @@ def main(arguments: Sequence[str] | None = None) -> int:
         for each in every_mutant()
         if options.only in each.mutation.name or options.only in each.mutation.place
     ]
+    if not chosen:
+        parser.error(
+            f"no mutation has {errors.quoted(options.only)} in its name or its place: give --only"
+            " less of it, or leave it away to see all"
+        )
     start = time.monotonic()
-    verdicts = []
-    with ProgressBar("killing") as progress:
-        progress(0, len(chosen))
-        for verdict in workers.results(kill, chosen, options.jobs):
-            verdicts.append(verdict)
-            progress(len(verdicts), len(chosen))
-    verdicts.sort(key=lambda verdict: chosen.index(verdict.mutant))
-    print(report(verdicts))
-    if options.record is not None:
-        records.write(options.record, _record(verdicts, time.monotonic() - start))
-    return int(any(not verdict.case for verdict in verdicts))
+    verdicts: list[Verdict] = []
+    try:
+        with ProgressBar("killing") as progress:
+            progress(0, len(chosen))
+            for verdict in workers.results(kill, _died, chosen, options.jobs):
+                verdicts.append(verdict)
+                progress(len(verdicts), len(chosen))
+                if verdict.outcome != "killed":
+                    mutant = verdict.mutant
+                    progress.say(f"{verdict.outcome}: {mutant.mutation.name} in {mutant.variant}")
+    finally:
+        verdicts.sort(key=lambda verdict: chosen.index(verdict.mutant))
+        print(report(verdicts))
+        if options.record is not None:
+            words = ["--only", options.only] if options.only else []
+            command = " ".join(
+                ["make mutants", *([f"ARGS='{shlex.join(words)}'"] if words else [])]
+            )
+            records.write(options.record, _record(verdicts, command, time.monotonic() - start))
+    return int(any(verdict.outcome != "killed" for verdict in verdicts))
+
+
+def _died(mutant: Mutant, why: str) -> Verdict:
+    return Verdict(mutant, "broken", "", "", why, 0, 0.0)
 
 
 def report(verdicts: Sequence[Verdict]) -> str:
@@ -173,43 +202,68 @@ def report(verdicts: Sequence[Verdict]) -> str:
             verdict.mutant.mutation.name,
             verdict.mutant.mutation.place,
             verdict.mutant.variant,
-            f"{verdict.case} {verdict.mode}" if verdict.case else "SURVIVED",
-            verdict.how,
+            f"{verdict.case} {verdict.mode}"
+            if verdict.outcome == "killed"
+            else verdict.outcome.upper(),
+            validate.first_line(verdict.how)[:100],
         )
         for verdict in verdicts
     ]
-    survivors = [verdict for verdict in verdicts if not verdict.case]
-    mutations = {verdict.mutant.mutation for verdict in verdicts}
-    kinds = collections.Counter(
-        verdict.how.partition(":")[0] for verdict in verdicts if verdict.how
-    )
+    dead = [verdict for verdict in verdicts if verdict.outcome == "killed"]
+    mutations = {verdict.mutant.mutation.name for verdict in verdicts}
+    kinds = collections.Counter(verdict.how.partition(":")[0] for verdict in dead)
     return "\n".join(
         [
             table(("MUTATION", "PLACE", "VARIANT", "KILLED BY", "HOW"), rows),
             "",
-            f"{len(verdicts) - len(survivors)} of {len(verdicts)} mutants killed, of"
-            f" {len(mutations)} mutations; {', '.join(f'{n} {k}' for k, n in kinds.most_common())};"
+            *(
+                f"harmless: {each['mutation']} in {', '.join(each['variants'])}: {each['reason']}"
+                for each in _harmless(mutations)
+            ),
+            f"{len(dead)} of {len(verdicts)} mutants killed, of {len(mutations)} mutations;"
+            f" {', '.join(f'{n} {kind}' for kind, n in kinds.most_common())};"
             f" {sum(verdict.seconds for verdict in verdicts):.0f} s",
         ]
     )
 
 
-def _record(verdicts: Sequence[Verdict], seconds: float) -> dict[str, object]:
+def _harmless(mutations: Collection[str]) -> list[dict[str, Any]]:
+    """The mutations that cannot matter in some variants, by reason."""
+    found: dict[tuple[Fault, str], list[str]] = {}
+    for variant, source in _modules():
+        for mutation in mutants.every():
+            reason = mutation.harmless_in(variant)
+            if reason and mutation.name in mutations and mutation.changes(variant, source):
+                found.setdefault((mutation, reason), []).append(variant.name)
+    return [
+        {
+            "mutation": mutation.name,
+            "function": mutation.place,
+            "variants": variants,
+            "reason": reason,
+        }
+        for (mutation, reason), variants in found.items()
+    ]
+
+
+def _record(verdicts: Sequence[Verdict], command: str, seconds: float) -> dict[str, object]:
     package = _package()
     assert package.__file__ is not None
     folder = Path(package.__file__).parent
-    tried = sorted({name for verdict in verdicts for name in verdict.mutant.stands_for})
     return {
         "made_with": records.made_with(),
-        "command": "make mutants",
+        "instrument": records.instrument(),
+        "command": command,
         "seconds": round(seconds, 1),
-        "digests": {name: records.digest(folder, name) for name in tried},
+        "digests": {each.name: records.digest(folder, each.name) for each in _variants()},
+        "harmless": _harmless({verdict.mutant.mutation.name for verdict in verdicts}),
         "mutants": [
             {
                 "mutation": verdict.mutant.mutation.name,
                 "function": verdict.mutant.mutation.place,
                 "variant": verdict.mutant.variant,
                 "stands_for": list(verdict.mutant.stands_for),
+                "outcome": verdict.outcome,
                 "case": verdict.case,
                 "mode": verdict.mode,
                 "how": verdict.how,

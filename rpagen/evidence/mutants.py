@@ -10,102 +10,142 @@ it looks for was changed, and it has to follow.
 
 from __future__ import annotations
 
+import abc
 import ast
+import contextlib
 import dataclasses
 import difflib
 import functools
 import itertools
 import sys
 import types
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from types import ModuleType
 
 import jinja2
 
 from rpagen.emit import render, resources
-from rpagen.spec.model import Catalogue, Variant
+from rpagen.spec.model import LAUNCHES, Catalogue, Variant
 
 
 @dataclasses.dataclass(frozen=True)
-class Mutation:
+class Fault(abc.ABC):
     """One fault.
 
-    function: in which function, whose name may end with the launches that it is for.
-    old, new: the text there, every time it occurs, and what stands in its place.
+    place: where it is. old, new: text there, and what stands in its place. harmless: traits of
+    variants in which it cannot matter, each with the reason. dies_of: the error by which a kernel
+    with it cannot even be traced; without that, such a kernel is no fault but a slip of the table.
     """
 
     name: str
-    function: str
+    place: str
     old: str
     new: str
+    harmless: Mapping[str, str] = dataclasses.field(default_factory=dict, hash=False)
+    dies_of: str = ""
 
-    @property
-    def place(self) -> str:
-        """Where the fault is."""
-        return self.function
+    def harmless_in(self, variant: Variant) -> str:
+        """Why the fault cannot matter in a variant; empty if it can."""
+        return next((why for trait, why in self.harmless.items() if trait in traits(variant)), "")
 
-    def apply(self, source: str) -> str | None:
-        """A module's source with the fault, or None where it cannot have it."""
-        if not self.has_place(source):
+    @abc.abstractmethod
+    def apply(self, variant: Variant, source: str) -> str | None:
+        """The source of a variant's module with the fault, or None where it cannot have it."""
+
+    @abc.abstractmethod
+    def changes(self, variant: Variant, source: str) -> tuple[str, ...]:
+        """What the fault changes in a variant; empty where it cannot have it."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Mutation(Fault):
+    """A fault in a function of an emitted module.
+
+    place: the function's name, which may end with the launches that it is for. The text is replaced
+    every time it occurs.
+    """
+
+    def apply(self, variant: Variant, source: str) -> str | None:
+        """The source with the fault, or None where the function has nothing of it."""
+        if not self.changes(variant, source):
             return None
-        for start, end in reversed(list(_functions(source, self.function))):
+        for start, end in reversed(list(_functions(source, self.place))):
             mutated = source[start:end].replace(self.old, self.new)
             source = source[:start] + mutated + source[end:]
         ast.parse(source)
         return source
 
-    def has_place(self, source: str) -> bool:
-        """Whether a module has what the fault changes."""
-        return any(
-            self.old in source[start:end] for start, end in _functions(source, self.function)
-        )
+    def changes(self, variant: Variant, source: str) -> tuple[str, ...]:
+        """The text of the functions."""
+        texts = tuple(source[start:end] for start, end in _functions(source, self.place))
+        return texts if any(self.old in text for text in texts) else ()
 
 
 @dataclasses.dataclass(frozen=True)
-class TemplateMutation:
-    """One fault in a template, in what decides of a statement or a value.
+class TemplateMutation(Fault):
+    """A fault in a template, in what decides of a statement or a value.
 
-    template: below templates/. old, new: text that is there once, and what stands in its place.
+    place: the template, below templates/. The text is there once.
     """
 
-    name: str
-    template: str
-    old: str
-    new: str
+    def apply(self, variant: Variant, source: str) -> str | None:
+        """The module with the fault, not formatted, or None where it has nothing of it."""
+        return self._render(variant) if self.changes(variant, source) else None
 
-    @property
-    def place(self) -> str:
-        """Where the fault is."""
-        return self.template
-
-    def render(self, variant: Variant) -> str:
-        """The module of a variant with the fault, not formatted.
+    def changes(self, variant: Variant, source: str) -> tuple[str, ...]:
+        """The lines that differ.
 
         Raises:
             ValueError: the text is not in the template, or more than once.
         """
-        return rendered(variant, self._environment())
+        lines = difflib.unified_diff(
+            _right(variant).splitlines(), self._render(variant).splitlines(), n=0
+        )
+        return tuple(line for line in lines if line.startswith(("+", "-")))
+
+    def _render(self, variant: Variant) -> str:
+        return _rendered(variant, self._environment())
 
     @functools.cache  # noqa: B019  # of the few that there are
     def _environment(self) -> jinja2.Environment:
-        text = (resources.templates_dir() / self.template).read_text(encoding="utf-8")
+        text = (resources.templates_dir() / self.place).read_text(encoding="utf-8")
         if text.count(self.old) != 1:
             raise ValueError(
-                f"{self.template} has {text.count(self.old)} times what the mutation"
+                f"{self.place} has {text.count(self.old)} times what the mutation"
                 f" {self.name!r} changes: {self.old!r}"
             )
-        return render.make_environment(instead={self.template: text.replace(self.old, self.new)})
+        return render.make_environment(instead={self.place: text.replace(self.old, self.new)})
 
 
-def rendered(variant: Variant, environment: jinja2.Environment | None = None) -> str:
-    """The module of a variant, not formatted."""
+def _right(variant: Variant) -> str:
+    """The module of a variant as it should be, not formatted."""
+    key = repr(variant)
+    if key not in _RIGHT:
+        _RIGHT[key] = _rendered(variant)
+    return _RIGHT[key]
+
+
+_RIGHT: dict[str, str] = {}  # since a Variant has no hash
+
+
+def _rendered(variant: Variant, environment: jinja2.Environment | None = None) -> str:
     catalogue = Catalogue((variant,), ())
     (module,) = (each for each in render.modules(catalogue) if each.variant)
     return render.render(module, catalogue, environment)
 
 
-MUTATIONS = (
+def _in_each(
+    launches: Sequence[str], name: str, place: str, old: str, new: str
+) -> tuple[Mutation, ...]:
+    """A fault in one launch at a time: LAUNCH in the new text is its name."""
+    return tuple(
+        Mutation(f"{name} ({launch})", place, old, new.replace("LAUNCH", repr(launch)))
+        for launch in launches
+    )
+
+
+MUTATIONS: tuple[Mutation, ...] = (
     # Which rows a block has, and where they come from.
     Mutation(
         "the last key is left out",
@@ -161,6 +201,30 @@ MUTATIONS = (
         "first_query + rows)  # causal",
         "first_query + rows - 1)  # causal",
     ),
+    Mutation(
+        "a query block has the tokens of a whole one",
+        "span_of_query_block",
+        "jnp.clip(new_tokens - offset, 0, launch.query_block)",
+        "launch.query_block",
+    ),
+    Mutation(
+        "a span without keys takes no turn",
+        "kv_block_count",
+        "jnp.maximum(pl.cdiv(span.end - span.start, launch.kv_block), 1)",
+        "pl.cdiv(span.end - span.start, launch.kv_block)",
+    ),
+    Mutation(
+        "whole blocks of queries are fetched",
+        "start_query_fetch",
+        "span.rows",
+        "queries.slots_ref.shape[1]",
+    ),
+    Mutation(
+        "all pages of a block are fetched",
+        "start_kv_fetch",
+        "pl.cdiv(cached, launch.page_size)",
+        "launch.kv_block // launch.page_size",
+    ),
     # Copies into VMEM, and the waits for them.
     Mutation(
         "the last page is not fetched", "start_kv_fetch", "pl.cdiv(cached,", "lax.div(cached,"
@@ -187,7 +251,7 @@ MUTATIONS = (
         "span.new_token",
     ),
     Mutation(
-        "new tokens are always fetched from where there are none",
+        "new tokens are fetched one too late",
         "start_kv_fetch",
         "span.new_token + start + cached - span.new_start",
         "span.new_token + start + cached - span.new_start + 1",
@@ -260,6 +324,26 @@ MUTATIONS = (
         "span.first_query + span.rows)",
         "span.first_query + span.rows - 1)",
     ),
+    *_in_each(
+        ("prefill", "mixed"),
+        "tokens are not written",
+        "start_cache_update",
+        "pl.when(past > first)",
+        "pl.when(jnp.logical_and(past > first, launch.name != LAUNCH))",
+    ),
+    Mutation(
+        "only the last query block writes",
+        "start_cache_update",
+        "pl.when(past > first)",
+        "pl.when(jnp.logical_and(past > first, span.query_block + 1 == launch.query_blocks("
+        "operands.cu_q_lens_ref, span.sequence)))",
+    ),
+    Mutation(
+        "tokens are written to the page of the first",
+        "start_cache_update",
+        "launch.pages_per_sequence + page]",
+        "launch.pages_per_sequence + first_page]",
+    ),
     Mutation(
         "tokens are written to the next page",
         "start_cache_update",
@@ -327,6 +411,7 @@ MUTATIONS = (
         "clear_tail",
         "past - keys",
         "0 * (past - keys)",
+        harmless={"int8": "no integer survives a product with zero"},
     ),
     Mutation(
         "a tile has the queries of the first head",
@@ -369,16 +454,52 @@ MUTATIONS = (
     Mutation(
         "a token's window is a key too long", "keys_visible_to_token", "key > span", "key >= span"
     ),
-    Mutation("a query does not see itself", "visible_keys", "positions + 1", "positions"),
-    Mutation("a query sees the key after it", "visible_keys", "positions + 1", "positions + 2"),
+    Mutation("a query does not see itself", "visible_keys", "launch) + 1", "launch)"),
+    Mutation(
+        "a query in a window does not see itself", "visible_keys", "positions + 1", "positions"
+    ),
+    *_in_each(
+        ("prefill", "mixed"),
+        "a query sees the key after it",
+        "visible_keys",
+        "launch) + 1",
+        "launch) + (2 if launch.name == LAUNCH else 1)",
+    ),
+    *_in_each(
+        ("prefill", "mixed"),
+        "a query in a window sees the key after it",
+        "visible_keys",
+        "positions + 1",
+        "positions + (2 if launch.name == LAUNCH else 1)",
+    ),
     Mutation(
         "keys past the last are seen", "visible_keys", "key < block.end_key", "key <= block.end_key"
     ),
-    Mutation(
+    *_in_each(
+        ("prefill", "mixed"),
         "a window is a key too long",
         "visible_keys",
         "positions - launch.sliding_window",
-        "positions - launch.sliding_window - 1",
+        "positions - launch.sliding_window - (launch.name == LAUNCH)",
+    ),
+    Mutation(
+        "only a window's end is masked",
+        "visible_keys",
+        "jnp.logical_and(before, key > support.across_lanes(window_start, launch.compute_block))",
+        "before",
+    ),
+    Mutation(
+        "a window hides what comes after a query",
+        "visible_keys",
+        "jnp.logical_and(key < block.end_key, inside)",
+        "jnp.logical_and(key < block.end_key, jnp.logical_and(inside, key <= support.across_lanes("
+        "window_start + launch.sliding_window, launch.compute_block)))",
+    ),
+    Mutation(
+        "positions are 16-bit",
+        "keys_visible_to_token",
+        "key < block.end_key",
+        "key.astype(jnp.int16) < jnp.asarray(block.end_key, jnp.int32).astype(jnp.int16)",
     ),
     Mutation(
         "a window is a key too short",
@@ -396,7 +517,13 @@ MUTATIONS = (
         "tiles have the positions of the first", "query_positions", "tile * launch.query_tile", "0"
     ),
     # Scores to output.
-    Mutation("the scale is ignored", "scale_scores", "scales_ref[SCORE_SCALE]", "support.LOG2_E"),
+    *_in_each(
+        LAUNCHES,
+        "the scale is ignored",
+        "score_and_softmax",
+        "scale_scores(scores, scales_ref)",
+        "(support.LOG2_E * scores if launch.name == LAUNCH else scale_scores(scores, scales_ref))",
+    ),
     Mutation(
         "the soft cap is ignored",
         "scale_scores",
@@ -414,6 +541,7 @@ MUTATIONS = (
         "score_and_softmax",
         "jnp.max(scores, axis=1, keepdims=True)",
         "0.0 * old_maximum",
+        harmless={"soft_cap": "scores are at most the cap, so that no exponential overflows"},
     ),
     Mutation(
         "the maximum is that of the last block",
@@ -459,6 +587,18 @@ MUTATIONS = (
         "",
     ),
     Mutation(
+        "what is new is rescaled too",
+        "accumulate",
+        "kept + weighted",
+        "kept + support.across_lanes(rescale, launch.head_dim) * weighted",
+    ),
+    Mutation(
+        "the accumulator is rescaled as that of another item",
+        "attend",
+        "waiting.append((weights, rescale,",
+        "waiting.append((weights, waiting[-1][1] if waiting else rescale,",
+    ),
+    Mutation(
         "the last item is not accumulated",
         "attend",
         "for item in waiting:",
@@ -484,7 +624,13 @@ MUTATIONS = (
     ),
     Mutation("the normaliser is off by a tenth", "normalise", "/ total", "/ (1.1 * total)"),
     Mutation("the normaliser is off by a hundredth", "normalise", "/ total", "/ (1.01 * total)"),
-    Mutation("the value scale is ignored", "normalise", "scales_ref[VALUE_SCALE]", "1.0"),
+    *_in_each(
+        LAUNCHES,
+        "the value scale is ignored",
+        "normalise",
+        "scales_ref[VALUE_SCALE]",
+        "(1.0 if launch.name == LAUNCH else scales_ref[VALUE_SCALE])",
+    ),
     Mutation("a row without keys is not 0", "normalise", ", 0.0)", ", jnp.nan)"),
     # Copies out of VMEM.
     Mutation("output is stored while it is still sent", "wait_output", ".wait()", ""),
@@ -519,6 +665,18 @@ MUTATIONS = (
         "span.first_token",
         "span.first_token + 1",
     ),
+    Mutation(
+        "the softmax begins anew only where a sequence does",
+        "prefill_and_mixed_kernel",
+        "reset_softmax(softmax)",
+        "pl.when(span.start == 0)(lambda: reset_softmax(softmax))",
+    ),
+    Mutation(
+        "the mixed launch begins after the prefill sequences",
+        "prefill_and_mixed_kernel",
+        "bounds_ref[launch.first_bound]",
+        "bounds_ref[2 if launch.name == 'mixed' else launch.first_bound]",
+    ),
     # The walk over blocks, and what happens around the launches.
     Mutation(
         "the last compute block of tokens is left out",
@@ -533,13 +691,13 @@ MUTATIONS = (
         "lax.div(keys,",
     ),
     Mutation(
-        "every compute block has the positions of the first",
+        "every compute block of tokens has the positions of the first",
         "decode_kernel",
         "start + index * launch.compute_block",
         "start",
     ),
     Mutation(
-        "every compute block has the positions of the first one",
+        "every compute block has the positions of the first",
         "prefill_and_mixed_kernel",
         "start + index * launch.compute_block",
         "start",
@@ -568,6 +726,20 @@ TEMPLATE_MUTATIONS = (
         "stages/kernel/several_tokens.py.j2",
         "{% if updates_cache %}\n                start_cache_update",
         "{% if updates_cache and false %}\n                start_cache_update",
+    ),
+    TemplateMutation(
+        "the cache is updated twice by the decode launch",
+        "stages/kernel/one_token.py.j2",
+        "            start_token_cache_update(operands, kv, span, kv_block, slot, launch)\n",
+        2 * "            start_token_cache_update(operands, kv, span, kv_block, slot, launch)\n",
+    ),
+    TemplateMutation(
+        "the cache is updated twice by the other launches",
+        "stages/kernel/several_tokens.py.j2",
+        "                start_cache_update{{ of.update_cache }}(",
+        "                start_cache_update{{ of.update_cache }}("
+        "operands, kv, span, kv_block, slot, launch)\n"
+        "                start_cache_update{{ of.update_cache }}(",
     ),
     TemplateMutation(
         "the slots of tokens are not waited for at the end",
@@ -638,18 +810,31 @@ TEMPLATE_MUTATIONS = (
         "stages/pipeline/two_step.py.j2",
         "accumulate(*waiting.pop(0), softmax, launch)",
         "accumulate(waiting.pop(0), softmax, launch)",
+        dies_of="TypeError",
     ),
 )
 """More faults of templates: those of `MUTATIONS` are in what a template prints as it stands."""
 
 
-def loaded(source: str, name: str, package: ModuleType) -> ModuleType:
-    """A module of a package from its source, in place of what is in its file."""
+@contextlib.contextmanager
+def loaded(source: str, name: str, package: ModuleType) -> Iterator[ModuleType]:
+    """A module of a package from its source, for a while in place of what is in its file."""
     module = types.ModuleType(f"{package.__name__}.{name}")
     module.__package__ = package.__name__
+    usual = sys.modules.get(module.__name__)
     sys.modules[module.__name__] = module  # dataclasses look for their module there
-    exec(compile(source, f"<{name} with a fault>", "exec"), module.__dict__)
-    return module
+    try:
+        exec(compile(source, f"<{name} with a fault>", "exec"), module.__dict__)
+        yield module
+    finally:
+        del sys.modules[module.__name__]
+        if usual is not None:
+            sys.modules[module.__name__] = usual
+
+
+def every() -> tuple[Fault, ...]:
+    """All faults of the tables."""
+    return (*MUTATIONS, *TEMPLATE_MUTATIONS)
 
 
 def source_of(name: str, package: ModuleType) -> str:
@@ -658,37 +843,55 @@ def source_of(name: str, package: ModuleType) -> str:
     return Path(package.__file__).with_name(f"{name}.py").read_text(encoding="utf-8")
 
 
-def hosts(mutation: Mutation, sources: Iterable[tuple[str, str]]) -> list[list[str]]:
-    """The variants that can have a mutation, those together whose function has the same text.
+@dataclasses.dataclass(frozen=True)
+class Host:
+    """A variant in which a mutation has to be found, for all that have the same text.
 
-    The fault has to be found in one of each. sources: names of variants and their modules' sources.
+    stands_for: their names, its own among them.
     """
-    found: dict[str, list[str]] = {}
-    for name, source in sources:
-        if mutation.has_place(source):
-            text = "".join(
-                source[start:end] for start, end in _functions(source, mutation.function)
-            )
-            found.setdefault(text, []).append(name)
-    return list(found.values())
+
+    variant: str
+    stands_for: tuple[str, ...]
 
 
-def hosts_of_template(
-    mutation: TemplateMutation, modules: Iterable[tuple[Variant, str]]
-) -> list[list[str]]:
-    """The same for a mutation of a template: together are variants whose text it changes alike.
+def hosts(mutation: Fault, modules: Iterable[tuple[Variant, str]]) -> list[Host]:
+    """The variants in which a mutation has to be found.
 
-    modules: variants and their modules, not formatted.
+    Variants in which it changes the same text alike are a group. Of a group there is a host for
+    every kind of cache and every feature, since what else a kernel does may hide a fault.
+
+    modules: variants and their modules' sources.
     """
-    found: dict[tuple[str, ...], list[str]] = {}
-    for variant, right in modules:
-        changes = difflib.unified_diff(
-            right.splitlines(), mutation.render(variant).splitlines(), n=0
-        )
-        changed = tuple(line for line in changes if line.startswith(("+", "-")))
-        if changed:
-            found.setdefault(changed, []).append(variant.name)
-    return list(found.values())
+    groups: dict[tuple[str, ...], list[Variant]] = {}
+    for variant, source in modules:
+        changed = mutation.changes(variant, source)
+        if changed and not mutation.harmless_in(variant):
+            groups.setdefault(changed, []).append(variant)
+    return [host for group in groups.values() for host in _hosts_of(group)]
+
+
+def _hosts_of(group: Sequence[Variant]) -> list[Host]:
+    chosen: list[Variant] = []
+    left = {trait for variant in group for trait in traits(variant)}
+    while left:
+        best = max(group, key=lambda variant: len(left & traits(variant)))  # the first of the best
+        chosen.append(best)
+        left -= traits(best)
+    stand_for: dict[str, list[str]] = {variant.name: [variant.name] for variant in chosen}
+    for variant in group:
+        if variant not in chosen:
+            nearest = max(chosen, key=lambda host: len(traits(host) & traits(variant)))
+            stand_for[nearest.name].append(variant.name)
+    return [Host(name, tuple(names)) for name, names in stand_for.items()]
+
+
+def traits(variant: Variant) -> frozenset[str]:
+    """What a variant is, besides the text of a function, that may hide a fault in it.
+
+    The kind of its cache's numbers, and every feature.
+    """
+    kind = "float8" if variant.kv_dtype.startswith("float8") else variant.kv_dtype
+    return frozenset({kind, *(variant.features or ("no feature",))})
 
 
 def _functions(source: str, name: str) -> Iterator[tuple[int, int]]:

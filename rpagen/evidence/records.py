@@ -47,6 +47,11 @@ def digest(package: Path, variant: str) -> str:
     return header.digest("".join(bodies))
 
 
+def instrument() -> str:
+    """Digest."""
+    return ""
+
+
 def write(file: Path, record: dict[str, Any]) -> None:
     """Write a record, whole or not at all."""
     write_text(file, json.dumps(record, indent=1) + "\n")

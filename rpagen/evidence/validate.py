@@ -29,7 +29,7 @@ from rpagen.spec.model import Variant
 class Outcome:
     """What became of a call of a variant.
 
-    problem: what was wrong, in a line; empty if nothing was. fraction: the largest error, as a
+    problem: what was wrong; empty if nothing was. fraction: the largest error, as a
     fraction of what is tolerated; None if there was a problem.
     """
 
@@ -64,7 +64,7 @@ def work(folder: Path, variant: Variant, chosen: Sequence[Call]) -> list[Work]:
 
 def outcomes(pieces: Sequence[Work], jobs: int) -> Iterator[Outcome]:
     """The outcome of every call in interpret mode, as they come."""
-    for found in workers.results(run, pieces, jobs):
+    for found in workers.results(run, died, pieces, jobs):
         yield from found
 
 
@@ -110,11 +110,26 @@ def run(piece: Work, on_tpu: bool = False) -> list[Outcome]:
                 contextlib.nullcontext() if on_tpu else _interpreter(call),
             )
         except Exception as error:  # whatever it is, it is what this is about
-            problem = f"{type(error).__name__}: {(str(error).strip() or '?').splitlines()[0]}"
+            problem = said(error)
         seconds = time.monotonic() - start
         found.append(Outcome(piece.variant.name, call, problem, fraction, seconds))
     jax.clear_caches()  # type: ignore[no-untyped-call]
     return found
+
+
+def said(error: Exception) -> str:
+    """All that an error says, after its name."""
+    return f"{type(error).__name__}: {str(error).strip()}"
+
+
+def first_line(text: str) -> str:
+    """What there is room for in a table; what names the fault may follow below."""
+    return text.partition("\n")[0]
+
+
+def died(piece: Work, why: str) -> list[Outcome]:
+    """The outcomes of a piece of work whose process ended before it did."""
+    return [Outcome(piece.variant.name, call, why, None, 0.0) for call in piece.calls]
 
 
 def _interpreter(call: Call) -> contextlib.AbstractContextManager[None]:
@@ -151,6 +166,7 @@ def record(
     """What was found, as `records` keep it."""
     return {
         "made_with": records.made_with(),
+        "instrument": records.instrument(),
         "command": command,
         "where": where,
         "seconds": round(seconds, 1),
@@ -172,7 +188,7 @@ def _call(outcome: Outcome) -> dict[str, Any]:
     return {
         "case": call.case.name,
         "mode": call.mode,
-        "seed": call.seed if call.mode == "random" else None,
+        "seed": call.seed,
         "races": call.mode != calls.HARDWARE,
         "problem": outcome.problem,
         "fraction": None if fraction is None else round(fraction, 4),
@@ -195,7 +211,10 @@ def junit(found: Sequence[Outcome]) -> str:
             time=f"{outcome.seconds:.3f}",
         )
         if outcome.problem:
-            xml.SubElement(case, "failure", message=_printable(outcome.problem))
+            failure = xml.SubElement(
+                case, "failure", message=_printable(first_line(outcome.problem))
+            )
+            failure.text = "\n".join(map(_printable, outcome.problem.splitlines()))
     xml.indent(suite)
     return xml.tostring(suite, encoding="unicode", xml_declaration=True) + "\n"
 

@@ -6,11 +6,16 @@ import concurrent.futures
 import logging
 import multiprocessing
 import os
+import signal
 from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures.process import BrokenProcessPool
 from typing import TypeVar
 
 Piece = TypeVar("Piece")
 Result = TypeVar("Result")
+
+_MOST_SECONDS = 900
+"""That a piece of work may take: a fault may be a loop that does not end."""
 
 _PIECES_OF_A_PROCESS = 25
 """Then it ends, and gives back what its compilations took."""
@@ -22,22 +27,70 @@ def usual_count() -> int:
 
 
 def results(
-    work: Callable[[Piece], Result], pieces: Sequence[Piece], jobs: int
+    work: Callable[[Piece], Result],
+    died: Callable[[Piece, str], Result],
+    pieces: Sequence[Piece],
+    jobs: int,
 ) -> Iterator[Result]:
-    """What `work` makes of every piece, as they come, in processes that run kernels on the CPU."""
+    """What `work` makes of every piece, as they come, in processes that run kernels on the CPU.
+
+    died: what to say of a piece whose process ended, or gave no answer in time, and why.
+    """
     set_environment()
-    context = multiprocessing.get_context("spawn")
     # Whole pools end, since the executor that ends single processes may wait for ever (CPython
     # issue 115634).
     some = _PIECES_OF_A_PROCESS * jobs
     for start in range(0, len(pieces), some):
-        with concurrent.futures.ProcessPoolExecutor(jobs, context, _be_quiet) as pool:
-            working = [pool.submit(work, piece) for piece in pieces[start : start + some]]
+        yield from _results_of_pool(work, died, pieces[start : start + some], jobs)
+
+
+def _results_of_pool(
+    work: Callable[[Piece], Result],
+    died: Callable[[Piece, str], Result],
+    pieces: Sequence[Piece],
+    jobs: int,
+) -> Iterator[Result]:
+    left = list(pieces)
+    while left:
+        with _pool(jobs) as pool:
+            working = {pool.submit(_in_time, work, piece): piece for piece in left}
             try:
-                for done in concurrent.futures.as_completed(working):
-                    yield done.result()
+                for future in concurrent.futures.as_completed(working):
+                    result = future.result()
+                    left.remove(working[future])
+                    yield result
+            except BrokenProcessPool:
+                pass  # one of those that were running ended their process
             finally:
                 pool.shutdown(wait=False, cancel_futures=True)
+        suspects, left = left[: 2 * jobs], left[2 * jobs :]
+        for piece in suspects:
+            yield _alone(work, died, piece)
+
+
+def _alone(
+    work: Callable[[Piece], Result], died: Callable[[Piece, str], Result], piece: Piece
+) -> Result:
+    with _pool(1) as pool:
+        try:
+            return pool.submit(_in_time, work, piece).result()
+        except BrokenProcessPool:
+            return died(piece, f"its process died, or gave no answer in {_MOST_SECONDS} s")
+
+
+def _pool(jobs: int) -> concurrent.futures.ProcessPoolExecutor:
+    return concurrent.futures.ProcessPoolExecutor(
+        jobs, multiprocessing.get_context("spawn"), _be_quiet
+    )
+
+
+def _in_time(work: Callable[[Piece], Result], piece: Piece) -> Result:
+    """What work makes of a piece; this process ends if it takes too long, wherever it hangs."""
+    signal.alarm(_MOST_SECONDS)
+    try:
+        return work(piece)
+    finally:
+        signal.alarm(0)
 
 
 def _be_quiet() -> None:
