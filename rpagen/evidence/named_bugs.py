@@ -16,19 +16,21 @@ from rpagen.spec.model import DispatchKey
 class Bug:
     """One of them.
 
-    needs: features without which a variant cannot have it. absent: features with which it cannot.
+    mutation: the name of one of `mutants` that makes our kernels wrong in this way, so that the
+    case alone has to find it. needs: features without which a variant cannot have the fault.
+    is_of_scales: whether it is one of caches with scales alone.
     """
 
     case: Case
     said: str
+    mutation: str
     needs: tuple[str, ...] = ()
-    absent: tuple[str, ...] = ()
+    is_of_scales: bool = False
 
     def touches(self, key: DispatchKey) -> bool:
         """Whether variants with this key could have the fault."""
-        return all(feature in key.features for feature in self.needs) and not any(
-            feature in key.features for feature in self.absent
-        )
+        has_scales = key.quantization != "none"
+        return (has_scales or not self.is_of_scales) and set(self.needs) <= set(key.features)
 
 
 # One kv head and one page for each KV block: every block edge is a page edge.
@@ -62,6 +64,7 @@ _PAGES_OF_4 = dataclasses.replace(
     max_tokens=16,
 )
 _FULL_ARRAY = dataclasses.replace(_SHORT_CHUNK, name="bugs_full_array", max_tokens=5)
+_ONE_HEAD = dataclasses.replace(_SHORT_CHUNK, name="bugs_one_head", num_q_heads=1)
 # Eight kv heads, and blocks twice as large as the page table.
 _NARROW_TABLE = dataclasses.replace(
     _PAGES_OF_16,
@@ -97,10 +100,12 @@ BUGS = (
     Bug(
         Case("windowed_prefill_writes_all", _PAGES_OF_16, prefill=((64, 64),)),
         "the last query block wrote the cache, and lost the tokens outside its window",
+        mutation="only the last query block writes",
     ),
     Bug(
         Case("windowed_mixed_writes_all", _PAGES_OF_16, mixed=((64, 64),)),
         "the same in the mixed launch",
+        mutation="only the last query block writes",
     ),
     Bug(
         Case(
@@ -110,6 +115,7 @@ BUGS = (
             mixed=((16, 64), (5, 64)),
         ),
         "the accumulator was set to zero at block 0, which a window skips",
+        mutation="the softmax begins anew only where a sequence does",
         needs=("sliding_window",),
     ),
     Bug(
@@ -121,35 +127,43 @@ BUGS = (
             mixed=((8, 40),),
         ),
         "the block in which a window begins was taken whole",
+        mutation="only a window's end is masked",
         needs=("sliding_window",),
     ),
     Bug(
         Case("nan_behind_the_last_key", _SHORT_CHUNK, decode=((1, 17),), mixed=((2, 17),)),
         "NaN in slots 1 to 15 of the second page came through a weight of zero",
+        mutation="the tail of a slot is not cleared",
     ),
     Bug(
         Case("tokens_across_a_page_edge", _SHORT_CHUNK, mixed=((4, 18),)),
         "several new tokens of one sequence were written to one page",
+        mutation="tokens are written to the page of the first",
     ),
     Bug(
         Case("last_chunk_is_shorter", _SHORT_CHUNK, prefill=((9, 9), (9, 40))),
         "a chunk shorter than the static length was taken to be as long",
+        mutation="a query block has the tokens of a whole one",
     ),
     Bug(
         Case("no_new_tokens", _SHORT_CHUNK, prefill=((0, 0), (0, 7)), mixed=((0, 7), (3, 3))),
         "a sequence without new tokens, or without keys, put the copies of the next out of step",
+        mutation="a span without keys takes no turn",
     ),
     Bug(
         Case("nan_behind_the_last_key_page4", _PAGES_OF_4, decode=((1, 13),), mixed=((3, 13),)),
         "the same with pages smaller than a block of lanes",
+        mutation="the tail of a slot is not cleared",
     ),
     Bug(
         Case("prefill_without_a_chunk_size", _PAGES_OF_4, prefill=((9, 9),), mixed=((3, 20),)),
         "sequences in the prefill range got no output where no chunk size was given",
+        mutation="the mixed launch begins after the prefill sequences",
     ),
     Bug(
         Case("tokens_fill_the_array", _FULL_ARRAY, mixed=((5, 5),)),
         "rows were copied in blocks past the end of queries and output",
+        mutation="whole blocks of queries are fetched",
     ),
     Bug(
         Case(
@@ -160,6 +174,7 @@ BUGS = (
             mixed=((24, 37), (7, 7)),
         ),
         "without the causal mask a window hid keys after the query too, or none at all",
+        mutation="a window hides what comes after a query",
         needs=("sliding_window", "bidirectional"),
     ),
     Bug(
@@ -170,7 +185,18 @@ BUGS = (
             prefill=((8, 60),),
             mixed=((6, 33),),
         ),
-        "entries past a row of the page table were read; kv heads filled no word of packing 4",
+        "entries past a row of the page table were read",
+        mutation="all pages of a block are fetched",
+    ),
+    Bug(
+        Case("eight_heads", _NARROW_TABLE, decode=((1, 33),), mixed=((6, 20),)),
+        "heads and the packing of the cache did not fit each other: eight heads on packing 4,",
+        mutation="every head has the keys of the first",
+    ),
+    Bug(
+        Case("one_head", _ONE_HEAD, decode=((1, 33),), prefill=((9, 20),), mixed=((6, 20),)),
+        "and a single head of two bytes",
+        mutation="keys and values are exchanged",
     ),
     Bug(
         Case(
@@ -181,6 +207,7 @@ BUGS = (
             mixed=((3, 100),),
         ),
         "positions and lengths were 16-bit, and so was a window plus a position",
+        mutation="positions are 16-bit",
     ),
     Bug(
         Case(
@@ -192,6 +219,7 @@ BUGS = (
             data="large",
         ),
         "scores were rounded to bfloat16 before they were scaled",
+        mutation="scores are rounded before they are scaled",
     ),
     Bug(
         Case(
@@ -202,5 +230,7 @@ BUGS = (
             mixed=((7, 41),),
         ),
         "a scale of an 8-bit cache was not applied in one of the launches",
+        mutation="the value scale is ignored (decode)",
+        is_of_scales=True,
     ),
 )
