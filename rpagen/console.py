@@ -5,6 +5,8 @@ from __future__ import annotations
 import sys
 from collections.abc import Sequence
 
+from rpagen import errors
+
 _BAR = 30
 
 
@@ -43,7 +45,7 @@ class ProgressBar:
     def say(self, line: str) -> None:
         """Write a line that stays, above the bar."""
         self._wipe()
-        sys.stderr.write(f"{line}\n")
+        sys.stderr.write(f"{errors.printable(line)}\n")
         sys.stderr.flush()
 
     def _wipe(self) -> None:

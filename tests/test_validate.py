@@ -3,13 +3,18 @@
 from __future__ import annotations
 
 import json
+import os
+import signal
+import subprocess
+import sys
+import time
 import xml.etree.ElementTree as xml
 from pathlib import Path
 
 import pytest
 from cli_fixtures import run as run  # a fixture
 
-from rpagen.evidence import calls, cases, judge, records, validate
+from rpagen.evidence import calls, cases, judge, records, validate, workers
 from rpagen.evidence.calls import Call
 from rpagen.spec import expand
 
@@ -24,7 +29,9 @@ SMALL = ("rpa", "--only", "gqa3_no_mixed", "--jobs", "1")
 @pytest.fixture
 def in_this_process(monkeypatch: pytest.MonkeyPatch) -> None:
     """Pieces of work run here, where a test can put something into them."""
-    monkeypatch.setattr(validate.workers, "results", lambda work, pieces, jobs: map(work, pieces))
+    monkeypatch.setattr(
+        validate.workers, "results", lambda work, died, pieces, jobs: map(work, pieces)
+    )
 
 
 # --- which calls there are -----------------------------------------------------------------------
@@ -99,16 +106,19 @@ def test_a_fault_is_found_and_said_in_every_form(run, monkeypatch, in_this_proce
     junit = tmp_path / "junit.xml"
     status, out, err = run("validate", *SMALL, "--junit", str(junit))
     assert status == 1
-    said = "AssertionError: out: gqa3_no_mixed is\x1b wrong"
+    said = "AssertionError: out: gqa3_no_mixed is\x1b wrong\nand more"
+    first, second = said.replace("\x1b", "\\x1b").splitlines()
     assert err.splitlines() == [
-        f"rpa gqa3_no_mixed-{mode}: {said}" for mode in ("on_wait", "eager")
+        line for call in CALLS for line in (f"rpa {call}:", f"  {first}", f"  {second}")
     ]
     assert out.splitlines()[1].split()[:4] == ["rpa", "2", "2", "-"]
     assert out.splitlines()[-1] == "0 of 2 calls right, of 1 variant"
     suite = xml.parse(junit).getroot()
     assert suite.get("failures") == "2"
-    failures = [each.get("message") for each in suite.iter("failure")]
-    assert failures == [said.replace("\x1b", "?")] * 2
+    failures = list(suite.iter("failure"))
+    in_xml = said.replace("\x1b", "?")
+    assert [each.get("message") for each in failures] == [in_xml.splitlines()[0]] * 2
+    assert [each.text for each in failures] == [in_xml] * 2
     status, out, err = run("validate", *SMALL, "--json")
     assert status == 1
     found = json.loads(out)["variants"][0]["calls"]
@@ -129,6 +139,91 @@ def test_a_wrong_kernel_is_found(run, monkeypatch, in_this_process, tmp_path):
     status, _, err = run("validate", *SMALL)
     assert status == 1
     assert "AssertionError: out: " in err and "elements are out of tolerance" in err
+
+
+def test_what_the_interpreter_has_against_a_kernel_is_said_whole(run, monkeypatch, in_this_process):
+    """Which copy, of which refs, by which line: not that there is one."""
+    emit = validate._module
+
+    def without_a_wait(folder, name):
+        module = emit(folder, name)
+        monkeypatch.setattr(module, "wait_output", lambda *_: None)
+        return module
+
+    monkeypatch.setattr(validate, "_module", without_a_wait)
+    status, _, err = run("validate", *SMALL)
+    assert status == 1
+    assert "LeftoverError: the kernel ends without a wait for:" in err
+    assert "outputs.slots_ref.at[" in err or "RaceError" in err
+
+
+def test_a_tolerance_that_is_too_large_falls_short(run, monkeypatch, in_this_process):
+    monkeypatch.setattr(judge, "judge", lambda *_: 0.12)
+    status, out, _ = run("validate", "rpa", "--seeds", "9")
+    assert status == 1
+    assert "bfloat16 over bfloat16: more than 8 times the largest error is tolerated, in 100" in out
+    monkeypatch.setattr(judge, "judge", lambda *_: 0.13)
+    assert run("validate", "rpa", "--seeds", "9")[0] == 0
+
+
+# --- processes -----------------------------------------------------------------------------------
+
+
+def end_or_square(number: int) -> int:
+    if number == 3:
+        os._exit(1)
+    return number * number
+
+
+def test_a_process_that_dies_takes_its_own_piece_of_work_along():
+    pieces = list(range(9))
+    found = list(workers.results(end_or_square, lambda piece, why: (piece, why), pieces, 2))
+    assert sorted(each for each in found if isinstance(each, int)) == [
+        number * number for number in pieces if number != 3
+    ]
+    (died,) = (each for each in found if not isinstance(each, int))
+    assert died == (3, "its process died, or gave no answer in 900 s")
+
+
+def sleep_and_say(seconds: float) -> float:
+    time.sleep(seconds)
+    return seconds
+
+
+def test_a_process_that_hangs_ends(monkeypatch):
+    monkeypatch.setattr(workers, "_in_time", in_a_second)
+    found = list(workers.results(sleep_and_say, lambda piece, why: -piece, [0.0, 60.0], 2))
+    assert sorted(found) == [-60.0, 0.0]
+
+
+def in_a_second(work, piece):
+    workers._MOST_SECONDS = 1
+    return IN_TIME(work, piece)
+
+
+IN_TIME = workers._in_time
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="looks for its child processes in /proc")
+def test_ctrl_c_ends_it_with_its_processes(tmp_path):
+    root = Path(__file__).parent.parent
+    process = subprocess.Popen(
+        [sys.executable, "-m", "rpagen", "validate", "rpa", "--jobs", "1"],
+        cwd=root,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        start_new_session=True,
+        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),
+    )
+    children = Path(f"/proc/{process.pid}/task/{process.pid}/children")
+    deadline = time.monotonic() + 60
+    while len(children.read_text().split()) < 2 and time.monotonic() < deadline:
+        time.sleep(0.05)
+    time.sleep(2)
+    os.killpg(process.pid, signal.SIGINT)
+    out, err = process.communicate(timeout=60)
+    assert (process.returncode, out, err) == (130, "", "")
 
 
 def test_random_workloads_go_on_until_the_time_is_over(run, monkeypatch, in_this_process):

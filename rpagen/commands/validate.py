@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 from rpagen import errors
 from rpagen.commands import shared
 from rpagen.console import ProgressBar, counted, table
-from rpagen.emit import plan
+from rpagen.emit import plan, resources
 from rpagen.errors import RpagenError
 from rpagen.spec.model import Variant
 
@@ -95,7 +95,8 @@ def run(options: argparse.Namespace) -> int:
         shared.print_json(record)
     else:
         print("\n".join(_report(variants, found)))
-    return shared.FELL_SHORT if any(outcome.problem for outcome in found) else shared.ALL_WELL
+    is_well = not any(outcome.problem for outcome in found) and not _too_loose(variants, found)
+    return shared.ALL_WELL if is_well else shared.FELL_SHORT
 
 
 def _outcomes(
@@ -121,7 +122,9 @@ def _outcomes(
             for outcome in running:
                 of_round.append(outcome)
                 if outcome.problem:
-                    bar.say(f"{outcome.variant} {outcome.call.name}: {outcome.problem}")
+                    bar.say(f"{outcome.variant} {outcome.call.name}:")
+                    for line in outcome.problem.splitlines():
+                        bar.say(f"  {line}")
                 progress(bar, len(of_round))
             order = {(p.variant.name, c): i for i, p in enumerate(pieces) for c in p.calls}
             found += sorted(of_round, key=lambda each: order[each.variant, each.call])
@@ -134,6 +137,11 @@ def _rounds(
     """The calls of each variant, one round after the other, and what shows how far a round is."""
     from rpagen.evidence import calls
 
+    if options.minutes is not None and (options.only or options.seeds):
+        raise RpagenError(
+            "--minutes draws seeds by itself, and all calls of each: leave --only and --seeds away,"
+            " or --minutes"
+        )
     if options.minutes is None:
         seeds = range(options.first_seed, options.first_seed + options.seeds)
         of_variant = calls.on_tpu if options.tpu else calls.every
@@ -163,6 +171,8 @@ def _report(variants: Sequence[Variant], found: Sequence[Outcome]) -> list[str]:
     rows = []
     for variant in variants:
         own = [outcome for outcome in found if outcome.variant == variant.name]
+        if not own:
+            continue
         count = sum(bool(outcome.problem) for outcome in own)
         rows.append(
             (
@@ -175,18 +185,40 @@ def _report(variants: Sequence[Variant], found: Sequence[Outcome]) -> list[str]:
         )
     lines = [table(("NAME", "CALLS", "WRONG", "ERROR/TOLERANCE", "SECONDS"), rows), ""]
     wrong = [outcome for outcome in found if outcome.problem]
-    dtypes: dict[str, list[Outcome]] = {}
-    by_name = {variant.name: variant for variant in variants}
-    for outcome in found:
-        variant = by_name[outcome.variant]
-        dtypes.setdefault(f"{variant.query_dtype} over {variant.kv_dtype}", []).append(outcome)
-    for dtype, own in dtypes.items():
-        lines.append(f"{dtype}: the largest error is {_largest(own)} of what is tolerated")
+    for dtypes, own in _by_dtypes(variants, found).items():
+        lines.append(f"{dtypes}: the largest error is {_largest(own)} of what is tolerated")
+    for dtypes in _too_loose(variants, found):
+        lines.append(
+            f"{dtypes}: more than {_LOOSEST} times the largest error is tolerated, in"
+            f" {_MANY} calls or more: see rpagen/evidence/tolerance.py"
+        )
     lines.append(
         f"{len(found) - len(wrong)} of {counted(len(found), 'call')} right, of"
-        f" {counted(len(variants), 'variant')}"
+        f" {counted(len({outcome.variant for outcome in found}), 'variant')}"
     )
     return lines
+
+
+_LOOSEST = 8
+_MANY = 100
+
+
+def _by_dtypes(variants: Sequence[Variant], found: Sequence[Outcome]) -> dict[str, list[Outcome]]:
+    by_name = {variant.name: variant for variant in variants}
+    groups: dict[str, list[Outcome]] = {}
+    for outcome in found:
+        variant = by_name[outcome.variant]
+        groups.setdefault(f"{variant.query_dtype} over {variant.kv_dtype}", []).append(outcome)
+    return groups
+
+
+def _too_loose(variants: Sequence[Variant], found: Sequence[Outcome]) -> list[str]:
+    """The dtypes with so large a tolerance that a fault could hide in it."""
+    return [
+        dtypes
+        for dtypes, own in _by_dtypes(variants, found).items()
+        if len(own) >= _MANY and max(each.fraction or 0 for each in own) < 1 / _LOOSEST
+    ]
 
 
 def _largest(found: Sequence[Outcome]) -> str:
@@ -203,4 +235,6 @@ def _command(options: argparse.Namespace) -> str:
     words += ["--only", options.only] if options.only else []
     words += ["--tier", options.tier] if options.tier != plan.DEFAULT_TIER else []
     words += ["--tpu"] if options.tpu else []
+    is_usual = options.specs == resources.specs_dir()
+    words += [] if is_usual else ["--specs", str(options.specs)]
     return shlex.join(words)

@@ -12,11 +12,11 @@ import dataclasses
 import multiprocessing
 import os
 import signal
-import threading
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from concurrent.futures.process import BrokenProcessPool
 
+from rpagen import processes
 from rpagen.emit import lint, mistakes, render, trace
 from rpagen.emit.format import formatted
 from rpagen.emit.mistakes import EmitError, Problem
@@ -111,15 +111,7 @@ def _start_worker(catalogue: Catalogue) -> None:
     """Hand a worker the catalogue once, rather than with every module."""
     global _worker_catalogue
     _worker_catalogue = catalogue
-    threading.Thread(target=_end_with_parent, daemon=True).start()
-
-
-def _end_with_parent() -> None:
-    """End this process when the one that started it is killed, rather than wait for it forever."""
-    parent = multiprocessing.parent_process()
-    assert parent is not None
-    parent.join()
-    os._exit(1)
+    processes.end_with_parent()
 
 
 def _work(module: Module) -> Body:

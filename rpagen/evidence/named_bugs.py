@@ -64,6 +64,14 @@ _PAGES_OF_4 = dataclasses.replace(
     max_tokens=16,
 )
 _FULL_ARRAY = dataclasses.replace(_SHORT_CHUNK, name="bugs_full_array", max_tokens=5)
+# A KV block is two pages.
+_TWO_PAGES = dataclasses.replace(
+    _SHORT_CHUNK,
+    name="bugs_two_pages",
+    decode_blocks=(1, 32, 1, 16),
+    prefill_blocks=(16, 32, 16, 16),
+    mixed_blocks=(16, 32, 16, 16),
+)
 _ONE_HEAD = dataclasses.replace(_SHORT_CHUNK, name="bugs_one_head", num_q_heads=1)
 # Eight kv heads, and blocks twice as large as the page table.
 _NARROW_TABLE = dataclasses.replace(
@@ -136,7 +144,7 @@ BUGS = (
         mutation="the tail of a slot is not cleared",
     ),
     Bug(
-        Case("tokens_across_a_page_edge", _SHORT_CHUNK, mixed=((4, 18),)),
+        Case("tokens_across_a_page_edge", _TWO_PAGES, mixed=((4, 18),)),
         "several new tokens of one sequence were written to one page",
         mutation="tokens are written to the page of the first",
     ),

@@ -11,6 +11,8 @@ from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures.process import BrokenProcessPool
 from typing import TypeVar
 
+from rpagen import processes
+
 Piece = TypeVar("Piece")
 Result = TypeVar("Result")
 
@@ -62,7 +64,10 @@ def _results_of_pool(
             except BrokenProcessPool:
                 pass  # one of those that were running ended their process
             finally:
+                # Where nobody wants the other results, nobody waits for them.
                 pool.shutdown(wait=False, cancel_futures=True)
+                for process in multiprocessing.active_children() if left else ():
+                    process.kill()
         suspects, left = left[: 2 * jobs], left[2 * jobs :]
         for piece in suspects:
             yield _alone(work, died, piece)
@@ -80,7 +85,7 @@ def _alone(
 
 def _pool(jobs: int) -> concurrent.futures.ProcessPoolExecutor:
     return concurrent.futures.ProcessPoolExecutor(
-        jobs, multiprocessing.get_context("spawn"), _be_quiet
+        jobs, multiprocessing.get_context("spawn"), _start
     )
 
 
@@ -93,9 +98,13 @@ def _in_time(work: Callable[[Piece], Result], piece: Piece) -> Result:
         signal.alarm(0)
 
 
-def _be_quiet() -> None:
-    """What is wrong with a kernel is an outcome: jax need not write it down as well."""
+def _start() -> None:
+    """Makes a process one of these."""
+    # What is wrong with a kernel is an outcome: jax need not write it down as well.
     logging.disable(logging.ERROR)
+    # Ctrl-C is for the parent, which ends its processes.
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    processes.end_with_parent()
 
 
 def set_environment() -> None:
