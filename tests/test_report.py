@@ -423,6 +423,43 @@ def test_rows_are_found_by_axes_and_by_what_came_of_them(whole):
     assert options == {"all", "not-well", "stale", "not-run"}
 
 
+# --- what judged ---------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def evidence(tmp_path) -> Path:
+    """A copy of rpagen/evidence."""
+    assert records.__file__ is not None
+    return shutil.copytree(Path(records.__file__).parent, tmp_path / "evidence")
+
+
+def test_the_instrument_follows_from_the_files_alone(evidence):
+    assert records.instrument(evidence) == records.instrument()
+    assert re.fullmatch("[0-9a-f]{64}", records.instrument())
+
+
+@pytest.mark.parametrize(
+    "name", ["reference.py", "tolerance.py", "cases.py", "calls.py", "interpreter/memory.py"]
+)
+def test_a_changed_file_is_another_instrument(evidence, name):
+    with (evidence / name).open("a") as file:
+        file.write("\n")
+    assert records.instrument(evidence) != records.instrument()
+
+
+def test_a_file_that_is_new_or_of_another_name_is_another_instrument(evidence):
+    (evidence / "interpreter/more.py").touch()
+    more = records.instrument(evidence)
+    (evidence / "interpreter/more.py").rename(evidence / "more.py")
+    assert len({records.instrument(), more, records.instrument(evidence)}) == 3
+
+
+@pytest.mark.parametrize("name", ["compile.py", "survey.py", "upstream.py", "report/view.py"])
+def test_what_only_compiles_or_reports_is_no_part_of_the_instrument(evidence, name):
+    (evidence / name).write_text("")
+    assert records.instrument(evidence) == records.instrument()
+
+
 # --- files ---------------------------------------------------------------------------------------
 
 

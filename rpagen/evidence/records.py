@@ -6,6 +6,7 @@ knows whether it is about the kernels at hand.
 
 from __future__ import annotations
 
+import hashlib
 import importlib.metadata
 import json
 import os
@@ -17,6 +18,15 @@ from typing import Any
 from rpagen.emit import header, resources
 
 _PACKAGES = ("jax", "jaxlib", "libtpu", "numpy")
+
+_JUDGES_NOTHING = {
+    f"{name}.py"
+    for name in (
+        *("allocations", "budgets", "compile", "devices", "shapes", "stamps", "survey"),
+        *("upstream", "upstream_plugin"),
+    )
+}
+"""Of the modules of rpagen/evidence, those that only compile, and upstream's own tests."""
 
 
 def default_folder() -> Path:
@@ -45,6 +55,22 @@ def digest(package: Path, variant: str) -> str:
         for name in (variant, "support")
     ]
     return header.digest("".join(bodies))
+
+
+def instrument(folder: Path | None = None) -> str:
+    """A digest of what judges kernels: reference, tolerance, cases, calls, interpreter and so on.
+
+    folder: rpagen/evidence, or a copy of it.
+    """
+    folder = folder or Path(__file__).parent
+    chosen = [each for each in folder.glob("*.py") if each.name not in _JUDGES_NOTHING]
+    chosen += (folder / "interpreter").glob("*.py")
+    found = hashlib.sha256()
+    for name in sorted(each.relative_to(folder).as_posix() for each in chosen):
+        content = (folder / name).read_bytes()
+        # With its length, so that no byte may pass from one file to the next.
+        found.update(f"{name} {len(content)}\n".encode() + content)
+    return found.hexdigest()
 
 
 def write(file: Path, record: dict[str, Any]) -> None:
