@@ -555,8 +555,8 @@ def _mutants(name: str, record: Mutants | None, at_hand: AtHand) -> Part:
             badges,
             note=f"{here} here, {elsewhere} elsewhere",
         ),
-        f"{of_them} mutants killed{not_killed}; {here} in this variant,"
-        f" {elsewhere} in another that stands for it{apart}",
+        f"{of_them} mutants killed: {here} in this variant, {elsewhere} in another that stands for"
+        f" it{not_killed.replace(',', ';', 1)}{apart}",
         tried,
         mutants=tuple(
             _mutant_row(mutant, ids[id(mutant)])
