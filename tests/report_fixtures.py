@@ -261,7 +261,7 @@ def sizeable() -> dict[str, Any]:
                     "outcome": "killed",
                     "case": chance.choice(cases),
                     "mode": "on_wait",
-                    "how": chance.choice((PROBLEM, RACE)),
+                    "how": chance.choice((PROBLEM, RACE)) + "\n  in a line of the kernel" * 25,
                     "tried": 3,
                     "seconds": 12.0,
                 }
