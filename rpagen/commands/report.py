@@ -46,7 +46,7 @@ def run(options: argparse.Namespace) -> int:
     found = formats.read(_folder(options))
     variants = expand.load_variants(resources.specs_dir(), TIERS)
     named = [variant for variant in variants if variant.name in found.named]
-    made = view.make(variants, found, kernels.digests(named))
+    made = view.make(variants, found, kernels.digests(named), records.instrument())
     path = Path(options.output)
     changed = write.write_changed(path.parent, {path.name: page.render(made)})
     shown = shared.shown(path)
@@ -73,8 +73,10 @@ def _folder(options: argparse.Namespace) -> Path:
 def _summary(made: Page) -> str:
     bad = sum(row.is_bad for row in made.rows)
     stale = sum(row.is_stale for row in made.rows)
+    older = sum(row.is_older for row in made.rows)
     unknown = sum(row.is_unknown for row in made.rows)
     return (
         f"{counted(len(made.rows), 'variant')}: {bad} with something that is not well, {stale}"
-        f" with a record that is stale, {unknown} of which something was not run"
+        f" with a record that is stale, {older} judged by an older instrument, {unknown} of which"
+        " something was not run"
     )

@@ -6,6 +6,7 @@ knows whether it is about the kernels at hand.
 
 from __future__ import annotations
 
+import hashlib
 import importlib.metadata
 import json
 import os
@@ -17,6 +18,9 @@ from typing import Any
 from rpagen.emit import header, resources
 
 _PACKAGES = ("jax", "jaxlib", "libtpu", "numpy")
+
+_JUDGES = ("cases.py", "judge.py", "reference.py", "tolerance.py")
+"""With the interpreter, what decides whether a call is right. Which calls were made, a record says."""
 
 
 def default_folder() -> Path:
@@ -47,9 +51,20 @@ def digest(package: Path, variant: str) -> str:
     return header.digest("".join(bodies))
 
 
-def instrument() -> str:
-    """Digest."""
-    return ""
+def instrument(folder: Path | None = None) -> str:
+    """A digest of what judges kernels: the reference, its tolerance and cases, the interpreter.
+
+    folder: rpagen/evidence, or a copy of it.
+    """
+    folder = folder or Path(__file__).parent
+    chosen = [folder / name for name in _JUDGES]
+    chosen += (folder / "interpreter").glob("*.py")
+    found = hashlib.sha256()
+    for name in sorted(each.relative_to(folder).as_posix() for each in chosen):
+        content = (folder / name).read_bytes()
+        # With its length, so that no byte may pass from one file to the next.
+        found.update(f"{name} {len(content)}\n".encode() + content)
+    return found.hexdigest()
 
 
 def write(file: Path, record: dict[str, Any]) -> None:

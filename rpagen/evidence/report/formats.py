@@ -11,10 +11,9 @@ from typing import Any, Literal
 
 from rpagen import errors
 from rpagen.errors import InputError
-from rpagen.evidence import records
+from rpagen.evidence import records, survey
 from rpagen.evidence.report import typed
-from rpagen.evidence.report.typed import WrongValueError
-from rpagen.evidence.survey import Outcome
+from rpagen.evidence.report.typed import Lines, WrongValueError
 from rpagen.spec import budget
 
 ON_TPU = "tpu"
@@ -27,15 +26,16 @@ _RACE = re.compile(r"\bRaceError\b|\brace between two accesses\b")
 class Call:
     """One call of a variant.
 
-    races: whether races were looked for. problem: the first line of the error; empty if none.
+    seed: of the numbers of the case, and in mode `random` of when copies run.
+    races: whether races were looked for. problem: the whole message; empty if there was none.
     fraction: the largest error as a fraction of what is tolerated; None if it was not measured.
     """
 
     case: str
     mode: Literal["on_wait", "eager", "random", "tpu"]
-    seed: int | None
+    seed: int
     races: bool
-    problem: str
+    problem: Lines
     fraction: float | None
     seconds: float
 
@@ -63,9 +63,14 @@ class Tried:
 
 @dataclasses.dataclass(frozen=True)
 class Validation:
-    """What `rpagen validate` found. where: it ran, a kind of TPU or interpret mode."""
+    """What `rpagen validate` found.
+
+    instrument: what judged, as `records.instrument` says. where: it ran, a kind of TPU or interpret
+    mode.
+    """
 
     made_with: dict[str, str]
+    instrument: str
     command: str
     where: str
     seconds: float
@@ -81,35 +86,69 @@ class Validation:
 class Mutant:
     """A fault that was put into a variant, its host, and what became of it.
 
-    stands_for: the variants whose function has the same text, the host among them.
-    case: that killed it; empty if it survived. how: the error, in short. tried: calls until then.
+    stands_for: the variants whose function has the same text, the host among them. outcome:
+    `broken` is what the interpreter could not even trace. case: of the call that killed it.
+    how: the whole message. tried: calls until then.
     """
 
     mutation: str
     function: str
     variant: str
     stands_for: tuple[str, ...]
+    outcome: Literal["killed", "survived", "broken"]
     case: str
     mode: str
-    how: str
+    how: Lines
     tried: int
     seconds: float
 
     @property
     def is_killed(self) -> bool:
-        """Whether a call found it."""
-        return bool(self.case)
+        """Whether a call found it. That a kernel cannot be traced shows nothing of calls."""
+        return self.outcome == "killed"
+
+
+@dataclasses.dataclass(frozen=True)
+class Harmless:
+    """A fault that cannot matter in some variants, and the reason."""
+
+    mutation: str
+    function: str
+    variants: tuple[str, ...]
+    reason: Lines
 
 
 @dataclasses.dataclass(frozen=True)
 class Mutants:
-    """What `make mutants` found."""
+    """What `make mutants` found. instrument: what judged, as `records.instrument` says."""
 
     made_with: dict[str, str]
+    instrument: str
     command: str
     seconds: float
     digests: dict[str, str]
     mutants: tuple[Mutant, ...]
+    harmless: tuple[Harmless, ...]
+
+    def applying_to(self, variant: str) -> list[Mutant]:
+        """The mutants that are to be killed in a variant, in it or in one that stands for it."""
+        harmless = {(each.mutation, each.function) for each in self.harmless_in(variant)}
+        return [
+            each
+            for each in self.mutants
+            if variant in each.stands_for and (each.mutation, each.function) not in harmless
+        ]
+
+    def harmless_in(self, variant: str) -> list[Harmless]:
+        """The faults that cannot matter in a variant."""
+        return [each for each in self.harmless if variant in each.variants]
+
+
+@dataclasses.dataclass(frozen=True)
+class Outcome(survey.Outcome):
+    """What became of one variant on one device. reason: the whole message."""
+
+    reason: Lines = ""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -125,13 +164,17 @@ class Compilation:
 
 @dataclasses.dataclass(frozen=True)
 class Source:
-    """A record: the name of its file, what it says, and the command that makes it."""
+    """A record: the name of its file, what it says, and the command that makes it.
+
+    is_optional: whether nothing is said where it is not there.
+    """
 
     file: str
     of_what: str
     command: str
     form: Any
     check: Callable[[Any], None]
+    is_optional: bool = False
 
 
 @dataclasses.dataclass(frozen=True)
@@ -142,6 +185,7 @@ class Found:
     hardware: Validation | None
     mutants: Mutants | None
     compilation: Compilation | None
+    compilation_large: Compilation | None
 
     def of(self, source: Source) -> Validation | Mutants | Compilation | None:
         """The record of a source."""
@@ -150,6 +194,7 @@ class Found:
             HARDWARE: self.hardware,
             MUTANTS: self.mutants,
             COMPILATION: self.compilation,
+            COMPILATION_LARGE: self.compilation_large,
         }[source]
 
     @property
@@ -226,6 +271,9 @@ def _check_mutants(record: Mutants) -> None:
         if mutant.variant not in mutant.stands_for:
             field = f"mutants[{number}].stands_for"
             raise WrongValueError(field, "lacks the host", f"{errors.quoted(mutant.variant)} in it")
+        if mutant.is_killed and not mutant.case:
+            field = f"mutants[{number}].case"
+            raise WrongValueError(field, "is empty", "the call that killed it")
 
 
 def _check_compilation(record: Compilation) -> None:
@@ -280,5 +328,14 @@ COMPILATION = Source(
     Compilation,
     _check_compilation,
 )
-SOURCES = (VALIDATION, HARDWARE, MUTANTS, COMPILATION)
+COMPILATION_LARGE = Source(
+    "compile-large.json",
+    "the same for a production shape: 32x8x128, pages of 64, 2048 tokens",
+    "rpagen compile --shape 32x8x128 --page-size 64 --tokens 2048"
+    " --record docs/evidence/compile-large.json",
+    Compilation,
+    _check_compilation,
+    is_optional=True,
+)
+SOURCES = (VALIDATION, HARDWARE, MUTANTS, COMPILATION, COMPILATION_LARGE)
 """In the order of the fields of `Found`."""

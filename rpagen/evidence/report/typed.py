@@ -7,9 +7,12 @@ import functools
 import math
 import types
 import typing
-from typing import Any
+from typing import Annotated, Any
 
 from rpagen import errors
+
+Lines = Annotated[str, "of several lines"]
+"""A text that keeps its line breaks, such as the whole message of an error."""
 
 
 class WrongValueError(ValueError):
@@ -25,20 +28,25 @@ class WrongValueError(ValueError):
         self.expected = expected
 
 
-_hints = functools.cache(typing.get_type_hints)
+@functools.cache
+def _hints(kind: Any) -> dict[str, Any]:
+    return typing.get_type_hints(kind, include_extras=True)
 
 
 def convert(kind: Any, found: object, field: str = "") -> Any:
     """What was found, as the kind that its field has.
 
-    kind: str, int, float, bool, Literal of words, X | None, tuple[X, ...], dict[str, X], or a
-        dataclass, which is made of the keys that it names; other keys are passed over.
+    kind: str, Lines, int, float, bool, Literal of words, X | None, tuple[X, ...], dict[str, X],
+        or a dataclass, which is made of the keys that it names; other keys are passed over.
 
     Raises:
         WrongValueError: it is of another kind.
     """
     if dataclasses.is_dataclass(kind):
         return _converted_object(kind, found, field)
+    if kind == Lines:
+        lines = _checked(str, found, field, "a text").split("\n")
+        return "\n".join(map(errors.printable, lines))
     origin, arguments = typing.get_origin(kind), typing.get_args(kind)
     if origin is types.UnionType:
         (inner,) = (each for each in arguments if each is not type(None))

@@ -7,34 +7,97 @@ is nothing to try, or `unknown` where no record is about the variant.
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 
 from rpagen.console import counted
 from rpagen.emit import wording
 from rpagen.evidence.report import formats
-from rpagen.evidence.report.formats import Call, Found, Mutant, Source, Tried
-from rpagen.evidence.survey import Outcome
+from rpagen.evidence.report.formats import (
+    Call,
+    Compilation,
+    Found,
+    Mutant,
+    Mutants,
+    Outcome,
+    Source,
+    Tried,
+    Validation,
+)
 from rpagen.spec.model import BIT_WIDTHS, GENERATIONS, TIERS, Variant
 
 WELL, BAD, APART, UNKNOWN = "well", "bad", "apart", "unknown"
 
 STALE = "stale"
+"""Of a cell: another text of the kernel was tried."""
+
+OLDER = "older"
+"""Of a cell: what judged is not what would judge now."""
+
 NOT_RUN = "not run"
 COMPILED = "compiled"
+LARGE = "large"
+
+FIRST_LINE = 200
+"""Characters of a message that are shown without unfolding it."""
+
+TOO_LOOSE = 8
+"""A bound that is more times the largest error than this would let faults pass."""
+
+ENOUGH_CALLS = 100
+"""So many calls of a pair of dtypes, and their largest error says something of its bound."""
+
+
+@dataclasses.dataclass(frozen=True)
+class AtHand:
+    """What records are held against. digest: of the kernel. instrument: what judges now."""
+
+    digest: str
+    instrument: str
+
+    def badges(self, digest: str, instrument: str | None = None) -> tuple[str, ...]:
+        """How a record is out of date: it tried that digest, and that instrument judged, if any."""
+        stale = (STALE,) if digest != self.digest else ()
+        older = (OLDER,) if instrument not in (None, self.instrument) else ()
+        return stale + older
+
+
+@dataclasses.dataclass(frozen=True)
+class Message:
+    """A message: the line that is shown, and all of it where that is more."""
+
+    first: str
+    whole: str = ""
+
+
+def message(said: str) -> Message:
+    """A message, to be folded where it is long."""
+    said = said.strip()
+    first = said.partition("\n")[0]
+    if len(first) > FIRST_LINE:
+        first = first[:FIRST_LINE].rstrip() + " \N{HORIZONTAL ELLIPSIS}"
+    return Message(first, said if said != first else "")
 
 
 @dataclasses.dataclass(frozen=True)
 class Cell:
     """A cell of the table. target: the id of what it is about, further down.
 
-    command: that makes the record, where there is none about the variant.
+    badges: how its record is out of date. command: that makes the record, where there is none about
+    the variant. note: a second line, in small. second: a line of its own about something else.
     """
 
     text: str
     state: str
     target: str
-    is_stale: bool = False
+    badges: tuple[str, ...] = ()
     command: str = ""
+    note: str = ""
+    second: Cell | None = None
+
+    @property
+    def lines(self) -> tuple[Cell, ...]:
+        """The cell, and the second line that it may have."""
+        return (self, self.second) if self.second else (self,)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -45,7 +108,7 @@ class CallRow:
     mode: str
     seed: str
     races: str
-    outcome: str
+    outcome: Message
     state: str
     fraction: str
     seconds: str
@@ -54,17 +117,38 @@ class CallRow:
 
 @dataclasses.dataclass(frozen=True)
 class MutantRow:
-    """A mutant in the list of a variant. is_host: whether the fault was put into this variant."""
+    """A mutant in the list of its host. target: its id."""
 
     mutation: str
     function: str
-    host: str
-    is_host: bool
-    killed_by: str
+    outcome: str
     state: str
-    how: str
+    how: Message
     tried: str
     seconds: str
+    target: str
+
+
+@dataclasses.dataclass(frozen=True)
+class MutantsElsewhere:
+    """Mutants of which another variant is the host, with one outcome.
+
+    mutations: their names, and the ids of their rows there.
+    """
+
+    host: str
+    outcome: str
+    state: str
+    mutations: tuple[tuple[str, str], ...]
+
+
+@dataclasses.dataclass(frozen=True)
+class HarmlessRow:
+    """A fault that cannot matter in a variant."""
+
+    mutation: str
+    function: str
+    reason: Message
 
 
 @dataclasses.dataclass(frozen=True)
@@ -91,7 +175,7 @@ class DeviceRows:
     target: str
     verdict: str
     state: str
-    reason: str
+    reason: Message
     seconds: str
     launches: tuple[LaunchRow, ...]
 
@@ -105,6 +189,8 @@ class Part:
     digest: str = ""
     calls: tuple[CallRow, ...] = ()
     mutants: tuple[MutantRow, ...] = ()
+    elsewhere: tuple[MutantsElsewhere, ...] = ()
+    harmless: tuple[HarmlessRow, ...] = ()
     devices: tuple[DeviceRows, ...] = ()
 
     @property
@@ -129,28 +215,34 @@ class Row:
     calls: Part
     mutants: Part
     compilation: Part
+    compilation_large: Part | None
     hardware: Part
     words: str
 
     @property
     def is_stale(self) -> bool:
         """Whether a record is about another kernel."""
-        return any(cell.is_stale for cell in self.cells)
+        return any(STALE in line.badges for line in self.lines)
+
+    @property
+    def is_older(self) -> bool:
+        """Whether another instrument judged in a record."""
+        return any(OLDER in line.badges for line in self.lines)
 
     @property
     def is_bad(self) -> bool:
         """Whether a record says that something is wrong."""
-        return any(cell.state == BAD for cell in self.cells)
+        return any(line.state == BAD for line in self.lines)
 
     @property
     def is_unknown(self) -> bool:
         """Whether no record says something about the variant that one should."""
-        return any(cell.state == UNKNOWN for cell in self.cells)
+        return any(line.state == UNKNOWN for line in self.lines)
 
     @property
-    def parts(self) -> tuple[Part, ...]:
-        """All kinds of evidence, in order."""
-        return self.calls, self.mutants, self.compilation, self.hardware
+    def lines(self) -> list[Cell]:
+        """All that is in the cells."""
+        return [line for cell in self.cells for line in cell.lines]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -166,12 +258,18 @@ class Figure:
 
 @dataclasses.dataclass(frozen=True)
 class Worst:
-    """The largest error of all calls with those dtypes, and the call that has it."""
+    """The largest error of all calls with those dtypes, and the call that has it.
+
+    verdict: what it says of the bound.
+    """
 
     query_dtype: str
     kv_dtype: str
     where: str
+    calls: str
     fraction: str
+    verdict: str
+    state: str
     variant: str
     case: str
     target: str
@@ -179,7 +277,10 @@ class Worst:
 
 @dataclasses.dataclass(frozen=True)
 class RecordRow:
-    """A record: what it was made with, or the command that makes it."""
+    """A record: what it was made with, or the command that makes it.
+
+    is_older: whether another instrument judged in it.
+    """
 
     file: str
     of_what: str
@@ -188,6 +289,7 @@ class RecordRow:
     where: str
     made_with: Mapping[str, str]
     seconds: str
+    is_older: bool = False
 
 
 @dataclasses.dataclass(frozen=True)
@@ -206,6 +308,16 @@ class Page:
         """The variants that have a section on the page."""
         return frozenset(row.name for row in self.rows)
 
+    @property
+    def mutants(self) -> frozenset[str]:
+        """The ids of the mutants that have a row on the page."""
+        return frozenset(each.target for row in self.rows for each in row.mutants.mutants)
+
+    @property
+    def has_large(self) -> bool:
+        """Whether variants were compiled for a production shape."""
+        return any(row.compilation_large for row in self.rows)
+
 
 def shown(variants: Sequence[Variant], found: Found) -> list[Variant]:
     """The variants that the page is about: the core, and others that a record is about."""
@@ -213,22 +325,30 @@ def shown(variants: Sequence[Variant], found: Found) -> list[Variant]:
     return sorted(chosen, key=lambda each: TIERS.index(each.tier))
 
 
-def make(variants: Sequence[Variant], found: Found, digests: Mapping[str, str]) -> Page:
+def make(
+    variants: Sequence[Variant], found: Found, digests: Mapping[str, str], instrument: str
+) -> Page:
     """The page.
 
     variants: of every tier. digests: of the kernels at hand, at least of those in records.
+    instrument: at hand.
     """
     chosen = shown(variants, found)
     generations = _generations(found)
     rows = tuple(
-        _row(variant, found, digests.get(variant.name, ""), generations) for variant in chosen
+        _row(variant, found, AtHand(digests.get(variant.name, ""), instrument), generations)
+        for variant in chosen
     )
     names = {variant.name for variant in variants}
     return Page(
         generations=generations,
         figures=tuple(_figures(rows, found)),
         worst=tuple(_worst_of_all(found, {row.name for row in rows})),
-        records=tuple(_record_row(source, found) for source in formats.SOURCES),
+        records=tuple(
+            _record_row(source, found, instrument)
+            for source in formats.SOURCES
+            if found.of(source) or not source.is_optional
+        ),
         rows=rows,
         unknown=tuple(sorted(found.named - names)),
     )
@@ -236,42 +356,62 @@ def make(variants: Sequence[Variant], found: Found, digests: Mapping[str, str]) 
 
 def _generations(found: Found) -> tuple[str, ...]:
     """The columns: what specs name, and whatever else a record has."""
-    outcomes = found.compilation.outcomes if found.compilation else ()
-    others = {outcome.device for outcome in outcomes} - set(GENERATIONS)
-    return (*GENERATIONS, *sorted(others))
+    records = [each for each in (found.compilation, found.compilation_large) if each]
+    devices = {outcome.device for record in records for outcome in record.outcomes}
+    return (*GENERATIONS, *sorted(devices - set(GENERATIONS)))
 
 
 # --- a variant -----------------------------------------------------------------------------------
 
 
-def _row(variant: Variant, found: Found, digest: str, generations: Sequence[str]) -> Row:
-    tried = _of_variant(found.validation, variant)
-    on_tpu = _of_variant(found.hardware, variant)
-    calls = _calls(variant.name, tried, digest)
-    mutants = _mutants(variant.name, found, digest)
-    compilation, on_devices = _compilation(variant.name, found, digest, generations)
-    hardware = _hardware(variant.name, on_tpu, digest)
+def _row(variant: Variant, found: Found, at_hand: AtHand, generations: Sequence[str]) -> Row:
+    name = variant.name
+    calls = _calls(name, found.validation, at_hand)
+    mutants = _mutants(name, found.mutants, at_hand)
+    compilation, on_devices = _compilation(
+        name, found.compilation, formats.COMPILATION, at_hand, generations
+    )
+    large = None
+    if found.compilation_large is not None:
+        large, seconds = _compilation(
+            name, found.compilation_large, formats.COMPILATION_LARGE, at_hand, generations
+        )
+        on_devices = [
+            _with_second_line(cell, second)
+            for cell, second in zip(on_devices, seconds, strict=True)
+        ]
+    hardware = _hardware(name, found.hardware, at_hand)
     cells = (
         calls.cell,
-        _races(variant.name, tried, digest),
+        _races(name, found.validation, at_hand),
         mutants.cell,
         *on_devices,
-        _error(variant.name, tried, digest),
+        _error(name, found.validation, at_hand),
         hardware.cell,
     )
     axes = {path: wording.said(value) for path, value in wording.axes_in_short(variant).items()}
     return Row(
-        name=variant.name,
+        name=name,
         tier=variant.tier,
         about=wording.summary(variant),
         axes=axes,
-        digest=digest,
+        digest=at_hand.digest,
         cells=cells,
         calls=calls,
         mutants=mutants,
         compilation=compilation,
+        compilation_large=large,
         hardware=hardware,
         words=_words(variant, axes, cells),
+    )
+
+
+def _with_second_line(cell: Cell, second: Cell) -> Cell:
+    """The cell of a generation, with what became of the production shape below."""
+    if (second.text, second.state) == (NOT_RUN, APART):
+        return cell  # nobody asks for it
+    return dataclasses.replace(
+        cell, second=dataclasses.replace(second, text=f"{LARGE}: {second.text}")
     )
 
 
@@ -279,73 +419,85 @@ def _words(variant: Variant, axes: Mapping[str, str], cells: Iterable[Cell]) -> 
     words = [variant.name, variant.family, variant.tier]
     words += [f"{path}={value.replace(', ', ',')}" for path, value in axes.items()]
     for cell in cells:
-        words += [cell.text] + ([STALE] if cell.is_stale else [])
+        words += [word for line in cell.lines for word in (line.text, *line.badges)]
     return " ".join(dict.fromkeys(words)).lower()
 
 
-def _of_variant(record: formats.Validation | None, variant: Variant) -> Tried | None:
-    if record is None:
-        return None
-    return next((each for each in record.variants if each.variant == variant.name), None)
+def _of_variant(record: Validation | None, name: str) -> tuple[Tried, str] | None:
+    """The calls of a variant, if there are any, and what judged them."""
+    for each in record.variants if record else ():
+        if record and each.variant == name and each.calls:
+            return each, record.instrument
+    return None
 
 
 def _not_run(target: str, source: Source, text: str = NOT_RUN) -> Cell:
     return Cell(text, UNKNOWN, target, command=source.command)
 
 
-def _calls(name: str, tried: Tried | None, digest: str) -> Part:
+def _calls(name: str, record: Validation | None, at_hand: AtHand) -> Part:
     target = f"{name}-calls"
-    if tried is None or not tried.calls:
+    found = _of_variant(record, name)
+    if found is None:
         return Part(_not_run(target, formats.VALIDATION), NOT_RUN)
+    tried, instrument = found
     well = sum(call.is_well for call in tried.calls)
     total = len(tried.calls)
     state = WELL if well == total else BAD
-    cell = Cell(f"{well} of {total}", state, target, tried.digest != digest)
+    cell = Cell(f"{well} of {total}", state, target, at_hand.badges(tried.digest, instrument))
     rows = _call_rows(tried, _worst_id(name, "calls"))
     return Part(cell, f"{well} of {counted(total, 'call')} passed", tried.digest, rows)
 
 
-def _races(name: str, tried: Tried | None, digest: str) -> Cell:
+def _races(name: str, record: Validation | None, at_hand: AtHand) -> Cell:
     target = f"{name}-calls"
-    watched = [call for call in tried.calls if call.races] if tried else []
-    if tried is None or not watched:
+    found = _of_variant(record, name)
+    watched = [call for call in found[0].calls if call.races] if found else []
+    if found is None or not watched:
         return _not_run(target, formats.VALIDATION)
+    tried, instrument = found
     races = sum(call.found_race for call in watched)
     if races:
         text, state = f"{counted(races, 'race')} in {len(watched)}", BAD
     else:
         text, state = f"none in {len(watched)}", WELL
-    return Cell(text, state, target, tried.digest != digest)
+    return Cell(text, state, target, at_hand.badges(tried.digest, instrument))
 
 
-def _error(name: str, tried: Tried | None, digest: str) -> Cell:
+def _error(name: str, record: Validation | None, at_hand: AtHand) -> Cell:
+    target = f"{name}-calls"
+    found = _of_variant(record, name)
+    if found is None:
+        return _not_run(target, formats.VALIDATION)
+    tried, instrument = found
+    badges = at_hand.badges(tried.digest, instrument)
     worst = _worst(tried)
-    if tried is None or worst is None or worst.fraction is None:
-        if tried is not None and tried.calls:
-            return Cell("not measured", BAD, f"{name}-calls", tried.digest != digest)
-        return _not_run(f"{name}-calls", formats.VALIDATION)
+    if worst is None or worst.fraction is None:
+        return Cell("not measured", BAD, target, badges)
     state = WELL if worst.fraction <= 1 else BAD
-    return Cell(_fraction(worst.fraction), state, _worst_id(name, "calls"), tried.digest != digest)
+    return Cell(_fraction(worst.fraction), state, _worst_id(name, "calls"), badges)
 
 
-def _hardware(name: str, tried: Tried | None, digest: str) -> Part:
+def _hardware(name: str, record: Validation | None, at_hand: AtHand) -> Part:
     target = f"{name}-hardware"
-    if tried is None or not tried.calls:
+    found = _of_variant(record, name)
+    if found is None:
         return Part(_not_run(target, formats.HARDWARE, f"no, {NOT_RUN}"), NOT_RUN)
+    tried, instrument = found
     failed = sum(not call.is_well for call in tried.calls)
     total = len(tried.calls)
     text, state = (f"no, {failed} of {total} failed", BAD) if failed else ("yes", WELL)
     return Part(
-        Cell(text, state, target, tried.digest != digest),
+        Cell(text, state, target, at_hand.badges(tried.digest, instrument)),
         f"{total - failed} of {counted(total, 'call')} passed",
         tried.digest,
         _call_rows(tried, _worst_id(name, "hardware")),
     )
 
 
-def _worst(tried: Tried | None) -> Call | None:
+def _worst(tried: Tried) -> Call | None:
     """The call with the largest error."""
-    measured = [call for call in tried.calls if call.fraction is not None] if tried else []
+    measured = [call for call in tried.calls if call.fraction is not None]
     return max(measured, key=lambda call: call.fraction or 0.0, default=None)
 
 
@@ -360,9 +512,10 @@ def _call_rows(tried: Tried, worst_id: str) -> tuple[CallRow, ...]:
         CallRow(
             case=call.case,
             mode=call.mode,
-            seed="" if call.seed is None else str(call.seed),
+            # 0 is what there is if nobody asks; in mode `random` it is a choice like others.
+            seed=str(call.seed) if call.seed or call.mode == "random" else "",
             races="detected" if call.races else "not looked for",
-            outcome=call.problem or "passed",
+            outcome=message(call.problem or "passed"),
             state=WELL if call.is_well else BAD,
             fraction="" if call.fraction is None else _fraction(call.fraction),
             seconds=_seconds(call.seconds),
@@ -372,59 +525,117 @@ def _call_rows(tried: Tried, worst_id: str) -> tuple[CallRow, ...]:
     )
 
 
-def _mutants(name: str, found: Found, digest: str) -> Part:
+def _mutants(name: str, record: Mutants | None, at_hand: AtHand) -> Part:
     target = f"{name}-mutants"
-    record = found.mutants
-    applying = [each for each in record.mutants if name in each.stands_for] if record else []
-    if record is None or not (applying or name in record.digests):
+    applying = record.applying_to(name) if record else []
+    harmless = record.harmless_in(name) if record else []
+    if record is None or not (applying or harmless or name in record.digests):
         return Part(_not_run(target, formats.MUTANTS), NOT_RUN)
     tried = record.digests.get(name, "")
+    badges = at_hand.badges(tried, record.instrument)
+    rows = tuple(
+        HarmlessRow(each.mutation, each.function, message(each.reason)) for each in harmless
+    )
+    apart = f"; {len(rows)} cannot matter here" if rows else ""
     if not applying:
-        cell = Cell("none apply", APART, target, tried != digest)
-        return Part(cell, "none of them applies", tried)
-    killed = sum(mutant.is_killed for mutant in applying)
-    total = len(applying)
-    state = WELL if killed == total else BAD
-    lived = f", {total - killed} survived" if killed < total else ""
+        cell = Cell("none apply", APART, target, badges)
+        return Part(cell, f"none of them applies{apart}", tried, harmless=rows)
+    killed = [mutant for mutant in applying if mutant.is_killed]
+    here = sum(mutant.variant == name for mutant in killed)
+    elsewhere = len(killed) - here
+    of_them = f"{len(killed)} of {len(applying)}"
+    not_killed = _not_killed(applying)
+    state = BAD if not_killed else WELL
+    ids = {id(mutant): f"mutant-{number}" for number, mutant in enumerate(record.mutants)}
     return Part(
-        Cell(f"{killed} of {total}{lived}", state, target, tried != digest),
-        f"{killed} of {counted(total, 'mutant')} killed{lived}",
+        Cell(
+            f"{of_them}{not_killed}",
+            state,
+            target,
+            badges,
+            note=f"{here} here, {elsewhere} elsewhere",
+        ),
+        f"{of_them} mutants killed: {here} in this variant, {elsewhere} in another that stands for"
+        f" it{not_killed.replace(',', ';', 1)}{apart}",
         tried,
         mutants=tuple(
-            _mutant_row(mutant, name)
-            for mutant in sorted(applying, key=lambda mutant: mutant.is_killed)
+            _mutant_row(mutant, ids[id(mutant)])
+            for mutant in sorted(applying, key=_bad_first)
+            if mutant.variant == name
         ),
+        elsewhere=tuple(
+            MutantsElsewhere(
+                host=host,
+                outcome=outcome,
+                state=WELL if outcome == "killed" else BAD,
+                mutations=tuple((each.mutation, ids[id(each)]) for each in together),
+            )
+            for (host, outcome), together in _by_host(applying, name)
+        ),
+        harmless=rows,
     )
 
 
-def _mutant_row(mutant: Mutant, name: str) -> MutantRow:
-    mode = f", {mutant.mode}" if mutant.mode else ""
+def _not_killed(mutants: Sequence[Mutant]) -> str:
+    """How many are alive, or show nothing, as the end of a phrase."""
+    counts = {
+        outcome: sum(mutant.outcome == outcome for mutant in mutants)
+        for outcome in ("survived", "broken")
+    }
+    return "".join(f", {count} {outcome}" for outcome, count in counts.items() if count)
+
+
+def _bad_first(mutant: Mutant) -> int:
+    return ("survived", "broken", "killed").index(mutant.outcome)
+
+
+def _by_host(
+    mutants: Sequence[Mutant], name: str
+) -> Iterator[tuple[tuple[str, str], Sequence[Mutant]]]:
+    """Mutants of other variants, by host and outcome."""
+    groups: dict[tuple[str, str], list[Mutant]] = {}
+    for mutant in sorted(mutants, key=_bad_first):
+        if mutant.variant != name:
+            groups.setdefault((mutant.variant, mutant.outcome), []).append(mutant)
+    yield from groups.items()
+
+
+def _mutant_row(mutant: Mutant, target: str) -> MutantRow:
+    call = ", ".join(word for word in (mutant.case, mutant.mode) if word)
+    said = {
+        "killed": f"killed by {call}",
+        "survived": "survived",
+        "broken": "broken: it cannot be traced, which shows nothing",
+    }
     return MutantRow(
         mutation=mutant.mutation,
         function=mutant.function,
-        host=mutant.variant,
-        is_host=mutant.variant == name,
-        killed_by=f"{mutant.case}{mode}" if mutant.is_killed else "survived",
+        outcome=said[mutant.outcome],
         state=WELL if mutant.is_killed else BAD,
-        how=mutant.how,
+        how=message(mutant.how),
         tried=str(mutant.tried),
         seconds=_seconds(mutant.seconds),
+        target=target,
     )
 
 
 def _compilation(
-    name: str, found: Found, digest: str, generations: Sequence[str]
+    name: str,
+    record: Compilation | None,
+    source: Source,
+    at_hand: AtHand,
+    generations: Sequence[str],
 ) -> tuple[Part, list[Cell]]:
     """What the compiler said of a variant, and a cell for every generation."""
-    target = f"{name}-compile"
-    record = found.compilation
+    target = f"{name}-{source.file.removesuffix('.json')}"
     outcomes = {}
     if record is not None:
         outcomes = {each.device: each for each in record.outcomes if each.variant == name}
-    nothing = _not_run(target, formats.COMPILATION)
+    nothing = _not_run(target, source)
     if record is None or not outcomes:
         return Part(nothing, NOT_RUN), [nothing for _ in generations]
     tried = record.digests.get(name, "")
+    badges = at_hand.badges(tried)
     rows = {
         device: _device_rows(outcomes[device], f"{target}-{device}")
         for device in generations
@@ -435,7 +646,7 @@ def _compilation(
         if device in rows:
             verdict = rows[device].verdict
             text = "yes" if verdict == COMPILED else verdict
-            cells.append(Cell(text, rows[device].state, rows[device].target, tried != digest))
+            cells.append(Cell(text, rows[device].state, rows[device].target, badges))
         else:
             # Of a generation that no spec names, nothing is missing.
             is_asked = device in GENERATIONS
@@ -445,7 +656,7 @@ def _compilation(
     for each in rows.values():
         by_verdict.setdefault(each.verdict, []).append(each.device)
     summary = "; ".join(f"{verdict} for {', '.join(on)}" for verdict, on in by_verdict.items())
-    cell = Cell(summary, WELL if is_well else BAD, target, tried != digest)
+    cell = Cell(summary, WELL if is_well else BAD, target, badges)
     return Part(cell, summary, tried, devices=tuple(rows.values())), cells
 
 
@@ -463,7 +674,7 @@ def _device_rows(outcome: Outcome, target: str) -> DeviceRows:
         target=target,
         verdict=verdict,
         state=state,
-        reason=outcome.reason,
+        reason=message(outcome.reason),
         seconds=_seconds(outcome.seconds),
         launches=tuple(
             LaunchRow(
@@ -492,7 +703,12 @@ def _figures(rows: Sequence[Row], found: Found) -> list[Figure]:
         _figure_of_variants(rows),
         *_figures_of_calls(found, names),
         _figure_of_mutants(found, names),
-        _figure_of_compilation(found, names),
+        _figure_of_compilation("Compiled", found.compilation, names),
+        *(
+            [_figure_of_compilation("Compiled, large shape", found.compilation_large, names)]
+            if found.compilation_large
+            else []
+        ),
         _figure_of_hardware(rows, found),
         _figure_of_age(rows),
     ]
@@ -542,23 +758,26 @@ def _figures_of_calls(found: Found, names: set[str]) -> list[Figure]:
 
 
 def _figure_of_mutants(found: Found, names: set[str]) -> Figure:
-    if found.mutants is None:
+    record = found.mutants
+    if record is None:
         return _missing("Mutants")
-    mutants = [each for each in found.mutants.mutants if names.intersection(each.stands_for)]
+    applying = {id(each): each for name in names for each in record.applying_to(name)}
+    mutants = list(applying.values())
     killed = sum(mutant.is_killed for mutant in mutants)
     mutations = len({(mutant.mutation, mutant.function) for mutant in mutants})
+    not_killed = _not_killed(mutants)
     return Figure(
         "Mutants",
         f"{killed:,} of {len(mutants):,}",
-        (f"killed, of {counted(mutations, 'mutation')}",),
-        WELL if killed == len(mutants) else BAD,
+        (f"killed, of {counted(mutations, 'mutation')}{not_killed}",),
+        BAD if not_killed else WELL,
     )
 
 
-def _figure_of_compilation(found: Found, names: set[str]) -> Figure:
-    if found.compilation is None:
-        return _missing("Compiled")
-    outcomes = [each for each in found.compilation.outcomes if each.variant in names]
+def _figure_of_compilation(name: str, record: Compilation | None, names: set[str]) -> Figure:
+    if record is None:
+        return _missing(name)
+    outcomes = [each for each in record.outcomes if each.variant in names]
     compiled = [each for each in outcomes if each.launches]
     excluded = sum(each.is_excluded for each in outcomes)
     launches = [launch for each in compiled for launch in each.launches]
@@ -570,7 +789,7 @@ def _figure_of_compilation(found: Found, names: set[str]) -> Figure:
     ]
     is_well = all(each.is_well for each in outcomes)
     value = f"{len(compiled)} of {len(outcomes)}"
-    return Figure("Compiled", value, tuple(notes), WELL if is_well else BAD)
+    return Figure(name, value, tuple(notes), WELL if is_well else BAD)
 
 
 def _figure_of_hardware(rows: Sequence[Row], found: Found) -> Figure:
@@ -590,11 +809,13 @@ def _figure_of_hardware(rows: Sequence[Row], found: Found) -> Figure:
 def _figure_of_age(rows: Sequence[Row]) -> Figure:
     stale = sum(row.is_stale for row in rows)
     unknown = sum(row.is_unknown for row in rows)
+    older = sum(row.is_older for row in rows)
     return Figure(
         "Stale",
         str(stale) if stale else "none",
         (
             "variants of which a record tried another text than that at hand",
+            *([f"{older} judged by an older instrument"] if older else []),
             f"{unknown} of which something was not run",
         ),
         BAD if stale else WELL,
@@ -618,8 +839,30 @@ def _worst_of_all(found: Found, names: set[str]) -> Iterable[Worst]:
             if record is None or not measured:
                 continue
             fraction, variant, case = max(measured, key=lambda each: each[0])
-            target = _worst_id(variant, part)
-            yield Worst(*dtypes, record.where, _fraction(fraction), variant, case, target)
+            calls = sum(len(tried.calls) for tried in by_dtypes[dtypes])
+            verdict, state = _bound(fraction, calls)
+            yield Worst(
+                *dtypes,
+                where=record.where,
+                calls=f"{calls:,}",
+                fraction=_fraction(fraction),
+                verdict=verdict,
+                state=state,
+                variant=variant,
+                case=case,
+                target=_worst_id(variant, part),
+            )
+
+
+def _bound(fraction: float, calls: int) -> tuple[str, str]:
+    """What the largest error of some calls says of its bound: a verdict, and its state."""
+    if fraction > 1:
+        return "exceeded", BAD
+    if fraction * TOO_LOOSE >= 1:
+        return "tight enough", WELL
+    if calls < ENOUGH_CALLS:
+        return f"too few calls to say: fewer than {ENOUGH_CALLS}", APART
+    return f"too loose: more than {TOO_LOOSE} times the largest error", BAD
 
 
 def _width(dtypes: tuple[str, str]) -> tuple[list[int], tuple[str, str]]:
@@ -627,7 +870,7 @@ def _width(dtypes: tuple[str, str]) -> tuple[list[int], tuple[str, str]]:
     return [-BIT_WIDTHS.get(dtype, 0) for dtype in dtypes], dtypes
 
 
-def _record_row(source: Source, found: Found) -> RecordRow:
+def _record_row(source: Source, found: Found, instrument: str) -> RecordRow:
     record = found.of(source)
     if record is None:
         return RecordRow(source.file, source.of_what, source.command, False, "", {}, "")
@@ -636,9 +879,10 @@ def _record_row(source: Source, found: Found) -> RecordRow:
         of_what=source.of_what,
         command=record.command,
         is_there=True,
-        where=record.where if isinstance(record, formats.Validation) else "",
+        where=record.where if isinstance(record, Validation) else "",
         made_with=record.made_with,
         seconds=f"{record.seconds:,.0f}",
+        is_older=not isinstance(record, Compilation) and record.instrument != instrument,
     )
 
 
