@@ -20,7 +20,7 @@ from rpagen.emit import header, resources
 _PACKAGES = ("jax", "jaxlib", "libtpu", "numpy")
 
 _JUDGES = ("cases.py", "judge.py", "reference.py", "tolerance.py")
-"""With the interpreter, what decides whether a call is right. Which calls there were is recorded."""
+"""With the interpreter, what decides whether a call is right. A record says which were made."""
 
 
 def default_folder() -> Path:
