@@ -36,8 +36,10 @@ upstream-suites: generate ## tpu-inference's own tests of its kernel, run on our
 validate: venv ## all calls of every core kernel against the reference, and a record of them
 	$(PY) -m rpagen validate --seeds 3 --record docs/evidence/validate.json
 
-compile: venv ## every core kernel through the TPU compiler, and a record of what it took
-	$(PY) -m rpagen compile --device v5e,v6e,v7x --record docs/evidence/compile.json
+compile: venv ## every core kernel through the TPU compiler at two sizes, and records of what it took
+	$(PY) -m rpagen compile --record docs/evidence/compile.json
+	$(PY) -m rpagen compile --shape 32x8x128 --page-size 64 --tokens 2048 --sequences 64 \
+		--context 8192 --chunk-prefill-size 512 --record docs/evidence/compile-large.json
 
 mutants: generate ## put every fault of a table into kernels, and show what finds it; ARGS=--help
 	$(PY) -m rpagen.evidence.kill $(or $(ARGS),--record docs/evidence/mutants.json)

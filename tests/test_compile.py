@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import argparse
 import dataclasses
 import importlib.util
 import json
 import platform
 import re
+import shutil
 from pathlib import Path
 
 import pytest
@@ -14,7 +16,9 @@ import rpa_kernels
 from cli_fixtures import run as run  # a fixture
 from rpa_kernels import support
 
+from rpagen.commands import shared
 from rpagen.emit import resources
+from rpagen.errors import InputError
 from rpagen.evidence import allocations, devices, stamps
 from rpagen.evidence import compile as aot
 from rpagen.evidence.allocations import Allocated, Taken
@@ -185,7 +189,7 @@ class Pretended:
             )
             for plan in plans
         }
-        return aot.Compiled(generation, 1.0, 0, "", taken)
+        return aot.Compiled(1.0, taken)
 
 
 def test_a_table_and_what_it_comes_to(run, pretended, tmp_path):
@@ -244,7 +248,20 @@ def test_another_source_version_or_variable_is_compiled_again(outcomes, pretende
     assert pretended.calls == 5
 
 
-@pytest.mark.parametrize("content", ["", "{", "[]", '{"seconds": 1}'])
+NOTHING_OF_DECODE = {
+    "vmem": {"of_kernel": 0, "of_compiler": 0},
+    "smem": {"of_kernel": 5120, "of_compiler": 52},
+    "hbm_spills": 0,
+}
+
+
+@pytest.mark.parametrize(
+    "content",
+    [
+        *("", "{", "[]", '{"seconds": 1}', '{"seconds": 1, "launches": {}}'),
+        json.dumps({"seconds": 1, "launches": {"decode": NOTHING_OF_DECODE}}),
+    ],
+)
 def test_a_stamp_that_is_not_whole_does_not_count(outcomes, pretended, tmp_path, content):
     outcomes("rpa", "--device", "v6e")
     (stamp,) = (tmp_path / "stamps").iterdir()
@@ -259,11 +276,63 @@ def test_what_fails_is_said_and_not_stamped(run, monkeypatch, pretended, tmp_pat
         raise RuntimeError("INTERNAL: no such layout\nat some place")
 
     monkeypatch.setattr(aot, "compile_variant", refuse)
-    status, out, _ = run("compile", "rpa", "--device", "v6e", "--stamps", tmp_path / "stamps")
+    arguments = ("compile", "rpa", "--device", "v6e", "--stamps", tmp_path / "stamps")
+    status, out, _ = run(*arguments)
     assert status == 1
     assert "FAILED: INTERNAL: no such layout\n" in out
     assert "0 of 1 pair compiled, 0 of them known from before; 0 excluded, 1 failed" in out
     assert not (tmp_path / "stamps").exists()
+    (outcome,) = json.loads(run(*arguments, "--json")[1])
+    assert outcome["reason"] == "INTERNAL: no such layout\nat some place"
+
+
+@pytest.fixture
+def record(run, pretended, tmp_path):
+    """Runs the command: what it writes for the report."""
+
+    def written(*arguments: object) -> dict:
+        file = tmp_path / "compile.json"
+        stamps = tmp_path / "stamps"
+        run("compile", *arguments, "--stamps", stamps, "--record", file)
+        return json.loads(file.read_text())
+
+    return written
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        "",
+        "rpa rpa_soft_cap --device v4,v6e",
+        "rpa --shape 32x8x128 --page-size 64 --tokens 2048 --sequences 64 --context 8192"
+        " --chunk-prefill-size 512",
+    ],
+)
+def test_a_record_has_the_command_that_finds_the_same(record, options):
+    assert record(*options.split())["command"] == f"rpagen compile {options}".rstrip()
+
+
+def test_a_record_has_only_what_makes_a_difference(record, tmp_path):
+    shutil.copytree(resources.specs_dir(), tmp_path / "own specs")
+    at_defaults = ("--shape", "8x2x128", "--page-size", 16, "--device", "v5e,v6e,v7x", "--again")
+    assert record("rpa", *at_defaults, "--specs", tmp_path / "own specs")["command"] == (
+        f"rpagen compile rpa --specs '{tmp_path}/own specs'"
+    )
+
+
+def test_a_command_has_flags_and_values_that_look_like_options(tmp_path):
+    def add_arguments(verb):
+        verb.add_argument("--only", default="")
+        verb.add_argument("--tpu", action="store_true")
+        verb.add_argument("-o", dest="output")
+
+    parser = argparse.ArgumentParser()
+    add_arguments(parser)
+    options = parser.parse_args(["--tpu", "--only=--a b", "-o", "there"])
+    assert (
+        shared.command("validate", add_arguments, options, apart=["output"])
+        == "rpagen validate '--only=--a b' --tpu"
+    )
 
 
 @pytest.mark.parametrize("vmem_bytes", [100, 1 << 26])
@@ -367,5 +436,60 @@ def test_what_is_read_from_a_dump(tmp_path: Path):
         (tmp_path / f"17960-{name}-00-post-delay-converter.txt").write_text(DUMP)
     (tmp_path / "17960-rpa_prefill_p16_q8_8_kv64_64.1-01-other-pass.txt").write_text("")
     taken = Allocated(Taken(0x400, 0x9000 + 0x1000), Taken(0x400, 4), 1)
-    assert allocations.read(tmp_path) == {"decode": taken, "mixed": taken}
-    assert list(allocations.read(tmp_path)) == ["decode", "mixed"]
+    read = allocations.read(tmp_path, ("mixed", "decode"))
+    assert list(read.items()) == [("decode", taken), ("mixed", taken)]
+
+
+KERNEL_DUMP = "17960-rpa_decode_p16_q1_1_kv64_64.1-00-post-delay-converter.txt"
+
+
+@pytest.mark.parametrize(
+    ("files", "wrong"),
+    [
+        ({}, "decode, mixed is missing, not understood or not planned (it wrote 0 files)"),
+        ({"a": DUMP, "b": DUMP}, "decode, mixed is missing"),  # files of other names
+        ({KERNEL_DUMP: DUMP}, "mixed is missing, not understood or not planned (it wrote 1 file)"),
+        ({KERNEL_DUMP: DUMP.replace("scratch operand", "scratch")}, "decode, mixed is missing"),
+        ({KERNEL_DUMP: DUMP.replace("offset = 0x", "at = 0x")}, "decode, mixed is missing"),
+        ({KERNEL_DUMP: ""}, "decode, mixed is missing"),
+        (
+            {
+                KERNEL_DUMP: DUMP,
+                KERNEL_DUMP.replace("decode", "mixed"): DUMP,
+                KERNEL_DUMP.replace("decode", "prefill"): DUMP,
+            },
+            "prefill is missing, not understood or not planned",
+        ),
+    ],
+)
+def test_a_dump_of_another_form_is_refused(tmp_path, files, wrong):
+    for name, content in files.items():
+        (tmp_path / name).write_text(content)
+    with pytest.raises(InputError) as error:
+        allocations.read(tmp_path, ("decode", "mixed"))
+    first, expected, next_step = str(error.value).splitlines()
+    assert first.startswith(f"{tmp_path}: what libtpu says of {wrong}")
+    assert expected == (
+        "  expected: a file *_LAUNCH_p*_q*-post-delay-converter.txt of libtpu's for each of decode,"
+        " mixed, that lists what its kernel takes of VMEM and SMEM"
+    )
+    assert next_step == (
+        "  next: run `rpagen compile` in a process in which libtpu was not loaded before, since it"
+        " reads LIBTPU_INIT_ARGS once; if it is so again, this libtpu writes another form: install"
+        " 0.0.52, or mend rpagen/evidence/allocations.py"
+    )
+
+
+@needs_libtpu
+def test_a_dump_that_is_not_written_is_said_and_not_stamped(run, monkeypatch, tmp_path):
+    aot._set_environment()  # libtpu dumps where this says, whatever comes after
+    monkeypatch.setattr(aot, "_dump", lambda: tmp_path / "elsewhere")
+    (tmp_path / "elsewhere").mkdir()
+    arguments = ("compile", "rpa", "--device", "v6e", "--stamps", tmp_path / "stamps")
+    status, out, err = run(*arguments)
+    assert (status, err) == (1, "")
+    assert (
+        f"FAILED: {tmp_path}/elsewhere: what libtpu says of decode, prefill, mixed is missing, not"
+        " understood or not planned (it wrote 0 files)\n"
+    ) in out
+    assert not (tmp_path / "stamps").exists()

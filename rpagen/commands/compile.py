@@ -138,13 +138,25 @@ def _outcomes(options: argparse.Namespace, variants: Sequence[Variant]) -> list[
         if options.record is not None:
             record = {
                 "made_with": records.made_with(),
-                "command": f"rpagen compile --device {','.join(options.device)}",
+                "command": _command(options),
                 "seconds": round(sum(outcome.seconds for outcome in outcomes), 1),
                 "digests": {each.name: records.digest(folder, each.name) for each in variants},
                 "outcomes": [_record(outcome) for outcome in outcomes],
             }
             records.write(options.record, record)
     return outcomes
+
+
+def _command(options: argparse.Namespace) -> str:
+    """What finds the same again."""
+    return shared.command(
+        "compile",
+        add_arguments,
+        options,
+        apart=("again", "stamps", "record", "json"),
+        device=",".join(options.device),
+        shape="x".join(map(str, options.shape)),
+    )
 
 
 def _table(outcomes: Sequence[Outcome]) -> str:
@@ -155,7 +167,8 @@ def _table(outcomes: Sequence[Outcome]) -> str:
 def _row(outcome: Outcome) -> tuple[str, ...]:
     if not outcome.launches:
         verdict = "excluded" if outcome.is_excluded else "FAILED"
-        return outcome.variant, outcome.device, "", "", "", "", f"{verdict}: {outcome.reason}"
+        first_line = outcome.reason.partition("\n")[0]
+        return outcome.variant, outcome.device, "", "", "", "", f"{verdict}: {first_line}"
     largest = max(outcome.launches, key=lambda launch: launch.vmem.total)
     vmem, smem = largest.vmem, largest.smem
     return (

@@ -7,7 +7,7 @@ import contextlib
 import json
 import shlex
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Collection, Sequence
 from pathlib import Path
 
 from rpagen import errors
@@ -176,6 +176,40 @@ def find_variant(name: str, specs: Path) -> tuple[Variant, Module, Catalogue]:
     if module.variant is None:
         raise RpagenError(f"{module.path} is shared by all variants: name a variant")
     return module.variant, module, catalogue
+
+
+def command(
+    verb: str,
+    add_arguments: Callable[[argparse.ArgumentParser], None],
+    options: argparse.Namespace,
+    *,
+    apart: Collection[str] = (),
+    **written: str,
+) -> str:
+    """The command with these options, as a record keeps it: what is at its default is left out.
+
+    add_arguments: of the module of the verb. apart: the options that make no difference to what is
+    found, by the names of their values. written: how a value is written of which `str` is another.
+    """
+    parser = argparse.ArgumentParser(add_help=False)
+    add_arguments(parser)
+    defaults = parser.parse_args([])
+    words = ["rpagen", verb]
+    for action in parser._actions:  # argparse has no public list of them
+        name = action.dest
+        value = getattr(options, name)
+        if name in apart or value == getattr(defaults, name):
+            continue
+        if not action.option_strings:
+            words += value
+            continue
+        option = action.option_strings[-1]
+        text = written.get(name, str(value))
+        if action.nargs == 0:
+            words.append(option)
+        else:  # a value that begins with a dash would be taken for an option
+            words += [f"{option}={text}"] if text.startswith("-") else [option, text]
+    return shlex.join(words)
 
 
 def shown(path: Path) -> str:

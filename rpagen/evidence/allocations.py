@@ -11,8 +11,11 @@ from __future__ import annotations
 
 import dataclasses
 import re
+from collections.abc import Collection, Mapping
 from pathlib import Path
 
+from rpagen.console import counted
+from rpagen.errors import InputError
 from rpagen.spec.axes import LAUNCHES
 
 _LAST_PASS = "post-delay-converter"
@@ -64,14 +67,48 @@ def without_dump(flags: str) -> str:
     return flags.partition(_DUMP_TO)[0]
 
 
-def read(folder: Path) -> dict[str, Allocated]:
-    """What each launch of the one call that was dumped into `folder` takes, by launch."""
+def read(folder: Path, planned: Collection[str]) -> dict[str, Allocated]:
+    """What each launch of the one call that was dumped into `folder` takes, in order.
+
+    planned: the launches of that call.
+
+    Raises:
+        InputError: something else than just these was read.
+    """
+    paths = sorted(folder.iterdir())
     found = {
-        match[1]: _allocated(path.read_text())
-        for path in folder.iterdir()
+        match[1]: _allocated(path.read_text(encoding="utf-8", errors="replace"))
+        for path in paths
         if (match := _KERNEL.search(path.name))
     }
+    wrong = not_as_planned(found, planned)
+    if wrong:
+        raise InputError(
+            f"what libtpu says of {', '.join(wrong)} is missing, not understood or not planned"
+            f" (it wrote {counted(len(paths), 'file')})",
+            place=str(folder),
+            expected=f"a file *_LAUNCH_p*_q*-{_LAST_PASS}.txt of libtpu's for each of"
+            f" {', '.join(planned)}, that lists what its kernel takes of VMEM and SMEM",
+            next_step="run `rpagen compile` in a process in which libtpu was not loaded before,"
+            " since it reads LIBTPU_INIT_ARGS once; if it is so again, this libtpu writes another"
+            " form: install 0.0.52, or mend rpagen/evidence/allocations.py",
+        )
     return {launch: found[launch] for launch in LAUNCHES if launch in found}
+
+
+def not_as_planned(found: Mapping[str, Allocated], planned: Collection[str]) -> list[str]:
+    """The launches of which nothing was read, or not all, and those that are not planned.
+
+    No kernel does without scratch in either memory: where none was read, the list of allocations
+    was not understood.
+    """
+    return [
+        launch
+        for launch in dict.fromkeys([*planned, *found])
+        if launch not in planned
+        or launch not in found
+        or not (found[launch].vmem.of_kernel > 0 and found[launch].smem.of_kernel > 0)
+    ]
 
 
 def _allocated(dump: str) -> Allocated:
@@ -81,10 +118,12 @@ def _allocated(dump: str) -> Allocated:
 
 
 def _taken(allocations: list[re.Match[str]], space: str) -> Taken:
+    own = [each for each in allocations if each["space"] == space]
+    if not all(each["offset"] for each in own):
+        return Taken(0, 0)  # this is another form, which `read` refuses
     of_kernel = end = 0
-    for each in allocations:
-        if each["space"] == space:
-            size = int(each["size"], 0)
-            end = max(end, int(each["offset"], 0) + size)
-            of_kernel += size if _OF_KERNEL.fullmatch(each["tag"]) else 0
+    for each in own:
+        size = int(each["size"], 0)
+        end = max(end, int(each["offset"], 0) + size)
+        of_kernel += size if _OF_KERNEL.fullmatch(each["tag"]) else 0
     return Taken(of_kernel, end - of_kernel)

@@ -33,6 +33,7 @@ from rpagen.evidence import allocations
 from rpagen.evidence.allocations import Allocated
 from rpagen.evidence.devices import DEVICES
 from rpagen.evidence.shapes import CallShape
+from rpagen.spec import budget
 
 # Without these, libtpu looks for the machine's own TPU, and locks it for one process.
 _ENVIRONMENT = {
@@ -51,14 +52,10 @@ _MOST_PAGES = 1024
 class Compiled:
     """What the compiler made of a call.
 
-    temp_bytes: HBM that the call needs besides its operands and results.
-    launches: what each launch takes of VMEM and SMEM.
+    seconds: of lowering and compiling. launches: what each launch takes of VMEM and SMEM.
     """
 
-    generation: str
     seconds: float
-    temp_bytes: int
-    lowered: str
     launches: Mapping[str, Allocated]
 
 
@@ -71,6 +68,7 @@ def compile_variant(module: Any, generation: str, shape: CallShape, **options: A
     `budget.VMEM_BYTES`.
 
     Raises:
+        InputError: what the compiler dumped is not what was looked for.
         Exception: whatever the compiler, or a check of the module, has against the call.
     """
     device = _device(generation)
@@ -87,7 +85,7 @@ def compile_variant(module: Any, generation: str, shape: CallShape, **options: A
     sharding = NamedSharding(one_device, whole())
     start = time.monotonic()
     with jax.sharding.use_abstract_mesh(mesh):
-        lowered = (
+        (
             jax.jit(
                 lambda *operands: module.ragged_paged_attention(*operands, **options),
                 in_shardings=sharding,
@@ -96,15 +94,11 @@ def compile_variant(module: Any, generation: str, shape: CallShape, **options: A
             )
             .trace(*operands_of(module, shape))
             .lower(lowering_platforms=("tpu",))
+            .compile()
         )
-    memory = lowered.compile().memory_analysis()
-    return Compiled(
-        generation=generation,
-        seconds=time.monotonic() - start,
-        temp_bytes=memory.temp_size_in_bytes,
-        lowered=lowered.as_text(),
-        launches=allocations.read(_dump()),
-    )
+    seconds = time.monotonic() - start
+    planned = budget.launch_parts(options.get("chunk_prefill_size"))
+    return Compiled(seconds, allocations.read(_dump(), planned))
 
 
 def operands_of(module: Any, shape: CallShape) -> tuple[jax.ShapeDtypeStruct, ...]:

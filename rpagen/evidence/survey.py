@@ -7,12 +7,12 @@ import importlib
 import itertools
 import sys
 import types
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from rpagen.emit import header
-from rpagen.evidence import budgets, devices, stamps
+from rpagen.evidence import allocations, budgets, devices, stamps
 from rpagen.evidence.allocations import Allocated, Taken
 from rpagen.evidence.shapes import CallShape
 from rpagen.spec import launches
@@ -25,7 +25,8 @@ _packages = itertools.count()
 class Outcome:
     """What became of one variant on one device.
 
-    reason: why it is excluded, or what stood in the way. launches: none unless it compiled.
+    reason: why it is excluded, or all that was said of what stood in the way.
+    launches: none unless it compiled.
     seconds: of lowering and compiling, if need be at an earlier time, when the stamp was made.
     """
 
@@ -67,18 +68,21 @@ class Survey:
                     yield self._outcome(variant, device, stamp, load)
 
     def _outcome(self, variant: Variant, device: str, stamp: str, load: Any) -> Outcome:
-        known = None if self.is_anew else _known(stamps.read(self.stamps, stamp))
+        problem = self.shape.problem(variant)
+        plans = launches.plan(variant, problem, device, self.chunk_prefill_size)
+        known = None
+        if not self.is_anew:
+            planned = [plan.launch for plan in plans]
+            known = _known(stamps.read(self.stamps, stamp), planned)
         if known is not None:
             seconds, allocated = known
         else:
             try:
                 seconds, allocated = self._compile(load(variant.name), device)
             except Exception as error:  # whatever it is, it is what this is about
-                return Outcome(variant.name, device, _first_line(error))
+                return Outcome(variant.name, device, str(error).strip() or type(error).__name__)
             content = {name: dataclasses.asdict(each) for name, each in allocated.items()}
             stamps.write(self.stamps, stamp, {"seconds": seconds, "launches": content})
-        problem = self.shape.problem(variant)
-        plans = launches.plan(variant, problem, device, self.chunk_prefill_size)
         return Outcome(
             variant.name,
             device,
@@ -121,16 +125,15 @@ def _loader(folder: Path) -> Any:
     return lambda name: importlib.import_module(f"{package.__name__}.{name}")
 
 
-def _known(content: Any) -> tuple[float, Mapping[str, Allocated]] | None:
-    """What a stamp says; None if there is none, or one of another form."""
+def _known(content: Any, planned: Collection[str]) -> tuple[float, Mapping[str, Allocated]] | None:
+    """What a stamp says; None if there is none, or one of another form or of other launches."""
     try:
-        return content["seconds"], {
+        allocated = {
             name: Allocated(Taken(**each["vmem"]), Taken(**each["smem"]), each["hbm_spills"])
             for name, each in content["launches"].items()
         }
-    except (AttributeError, KeyError, TypeError):
+        if allocations.not_as_planned(allocated, planned):
+            return None
+        return float(content["seconds"]), allocated
+    except (AttributeError, KeyError, TypeError, ValueError):
         return None
-
-
-def _first_line(error: Exception) -> str:
-    return str(error).strip().partition("\n")[0] or type(error).__name__
