@@ -90,6 +90,7 @@ def main(named: list[str]) -> int:
                 f"{release or 'newest':10} skipped: it needs Python {oldest[0]}.{oldest[1]} or"
                 " newer; name one with PYTHONS=, a path or a command"
             )
+            all_passed = False
             continue
         version, python = fitting[0]
         print(f"jax {release or 'newest'}, with {python}", flush=True)

@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 from cli_fixtures import run as run  # a fixture
 
-from rpagen.evidence import calls, cases, judge, records, validate, workers
+from rpagen.evidence import calls, cases, emitted, judge, records, validate, workers
 from rpagen.evidence.calls import Call
 from rpagen.spec import expand
 
@@ -127,7 +127,7 @@ def test_a_fault_is_found_and_said_in_every_form(run, monkeypatch, in_this_proce
 
 def test_a_wrong_kernel_is_found(run, monkeypatch, in_this_process, tmp_path):
     """Nothing stands between the emitted module and the reference."""
-    emit = validate._module
+    emit = emitted.module
 
     def doubled(folder, name):
         module = emit(folder, name)
@@ -135,7 +135,7 @@ def test_a_wrong_kernel_is_found(run, monkeypatch, in_this_process, tmp_path):
         monkeypatch.setattr(module, "normalise", lambda *args: 2 * right(*args))
         return module
 
-    monkeypatch.setattr(validate, "_module", doubled)
+    monkeypatch.setattr(emitted, "module", doubled)
     status, _, err = run("validate", *SMALL)
     assert status == 1
     assert "AssertionError: out: " in err and "elements are out of tolerance" in err
@@ -143,14 +143,14 @@ def test_a_wrong_kernel_is_found(run, monkeypatch, in_this_process, tmp_path):
 
 def test_what_the_interpreter_has_against_a_kernel_is_said_whole(run, monkeypatch, in_this_process):
     """Which copy, of which refs, by which line: not that there is one."""
-    emit = validate._module
+    emit = emitted.module
 
     def without_a_wait(folder, name):
         module = emit(folder, name)
         monkeypatch.setattr(module, "wait_output", lambda *_: None)
         return module
 
-    monkeypatch.setattr(validate, "_module", without_a_wait)
+    monkeypatch.setattr(emitted, "module", without_a_wait)
     status, _, err = run("validate", *SMALL)
     assert status == 1
     assert "LeftoverError: the kernel ends without a wait for:" in err

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import argparse
 import itertools
-import shlex
 import tempfile
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -14,7 +13,6 @@ from typing import TYPE_CHECKING
 from rpagen import errors
 from rpagen.commands import shared
 from rpagen.console import ProgressBar, counted, table
-from rpagen.emit import plan, resources
 from rpagen.errors import RpagenError
 from rpagen.spec.model import Variant
 
@@ -83,7 +81,9 @@ def run(options: argparse.Namespace) -> int:
             folder,
             variants,
             found,
-            command=_command(options),
+            command=shared.command(
+                "validate", add_arguments, options, apart=("jobs", "junit", "json", "record")
+            ),
             where=where,
             seconds=time.monotonic() - start,
         )
@@ -224,17 +224,3 @@ def _too_loose(variants: Sequence[Variant], found: Sequence[Outcome]) -> list[st
 def _largest(found: Sequence[Outcome]) -> str:
     fractions = [outcome.fraction for outcome in found if outcome.fraction is not None]
     return f"{max(fractions):.2f}" if fractions else "-"
-
-
-def _command(options: argparse.Namespace) -> str:
-    """What makes this record again."""
-    words = ["rpagen", "validate", *options.names]
-    words += ["--seeds", str(options.seeds)] if options.seeds else []
-    words += ["--first-seed", str(options.first_seed)] if options.first_seed else []
-    words += ["--minutes", str(options.minutes)] if options.minutes else []
-    words += ["--only", options.only] if options.only else []
-    words += ["--tier", options.tier] if options.tier != plan.DEFAULT_TIER else []
-    words += ["--tpu"] if options.tpu else []
-    is_usual = options.specs == resources.specs_dir()
-    words += [] if is_usual else ["--specs", str(options.specs)]
-    return shlex.join(words)

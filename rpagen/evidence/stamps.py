@@ -8,10 +8,8 @@ the module lies.
 from __future__ import annotations
 
 import hashlib
-import importlib.metadata
 import json
 import os
-import platform
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -21,7 +19,6 @@ from rpagen.evidence import allocations, records
 
 FOLDER = ".stamps"
 
-_PACKAGES = ("jax", "jaxlib", "libtpu", "numpy")
 _SOURCES = ("allocations.py", "compile.py", "devices.py", "shapes.py")
 _VARIABLES = ("JAX_", "XLA_")
 
@@ -39,8 +36,7 @@ def surroundings() -> dict[str, str]:
     """What a compilation follows from besides its call: versions, sources and variables."""
     here = Path(__file__).parent
     return {
-        "python": platform.python_version(),
-        **{name: importlib.metadata.version(name) for name in _PACKAGES},
+        **records.made_with(),
         **{name: (here / name).read_text(encoding="utf-8") for name in _SOURCES},
         **{name: os.environ[name] for name in os.environ if name.startswith(_VARIABLES)},
         "flags": allocations.without_dump(os.environ.get("LIBTPU_INIT_ARGS", "")),

@@ -3,22 +3,16 @@
 from __future__ import annotations
 
 import dataclasses
-import importlib
-import itertools
-import sys
-import types
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from rpagen.emit import header
-from rpagen.evidence import allocations, budgets, devices, stamps
+from rpagen.evidence import allocations, budgets, devices, emitted, stamps
 from rpagen.evidence.allocations import Allocated, Taken
 from rpagen.evidence.shapes import CallShape
 from rpagen.spec import launches
 from rpagen.spec.model import Variant
-
-_packages = itertools.count()
 
 
 @dataclasses.dataclass(frozen=True)
@@ -56,7 +50,6 @@ class Survey:
 
     def outcomes(self, variants: Sequence[Variant], names: Sequence[str]) -> Iterator[Outcome]:
         """The outcome of every variant on every device named, in order."""
-        load = _loader(self.folder)
         surroundings = stamps.surroundings()
         for variant in variants:
             for device in names:
@@ -65,9 +58,9 @@ class Survey:
                     yield Outcome(variant.name, device, reason, is_excluded=True)
                 else:
                     stamp = stamps.name(surroundings | self._inputs(variant, device))
-                    yield self._outcome(variant, device, stamp, load)
+                    yield self._outcome(variant, device, stamp)
 
-    def _outcome(self, variant: Variant, device: str, stamp: str, load: Any) -> Outcome:
+    def _outcome(self, variant: Variant, device: str, stamp: str) -> Outcome:
         problem = self.shape.problem(variant)
         plans = launches.plan(variant, problem, device, self.chunk_prefill_size)
         known = None
@@ -78,7 +71,9 @@ class Survey:
             seconds, allocated = known
         else:
             try:
-                seconds, allocated = self._compile(load(variant.name), device)
+                seconds, allocated = self._compile(
+                    emitted.module(self.folder, variant.name), device
+                )
             except Exception as error:  # whatever it is, it is what this is about
                 return Outcome(variant.name, device, str(error).strip() or type(error).__name__)
             content = {name: dataclasses.asdict(each) for name, each in allocated.items()}
@@ -115,14 +110,6 @@ class Survey:
 
     def _body(self, name: str) -> str:
         return header.split((self.folder / f"{name}.py").read_text(encoding="utf-8"))[1]
-
-
-def _loader(folder: Path) -> Any:
-    """Imports modules of a folder by name, apart from those of any other folder."""
-    package = types.ModuleType(f"_rpagen_survey_{next(_packages)}")
-    package.__path__ = [str(folder)]
-    sys.modules[package.__name__] = package
-    return lambda name: importlib.import_module(f"{package.__name__}.{name}")
 
 
 def _known(content: Any, planned: Collection[str]) -> tuple[float, Mapping[str, Allocated]] | None:

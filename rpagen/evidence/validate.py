@@ -8,19 +8,14 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
-import functools
-import importlib
-import itertools
-import sys
 import time
-import types
 import xml.etree.ElementTree as xml
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
 from rpagen.errors import RpagenError
-from rpagen.evidence import calls, records, workers
+from rpagen.evidence import calls, emitted, records, workers
 from rpagen.evidence.calls import Call
 from rpagen.spec.model import Variant
 
@@ -97,7 +92,7 @@ def run(piece: Work, on_tpu: bool = False) -> list[Outcome]:
 
     from rpagen.evidence import cases, judge
 
-    attention = judge.of_module(_module(piece.folder, piece.variant.name))
+    attention = judge.of_module(emitted.module(piece.folder, piece.variant.name))
     found = []
     for call in piece.calls:
         start = time.monotonic()
@@ -136,22 +131,6 @@ def _interpreter(call: Call) -> contextlib.AbstractContextManager[None]:
     from rpagen.evidence.interpreter import tpu_interpret_mode
 
     return tpu_interpret_mode(**call.interpreter_options)
-
-
-_numbers = itertools.count()
-
-
-@functools.cache
-def _package(folder: Path) -> str:
-    """Makes a package of a folder of modules, apart from any other."""
-    package = types.ModuleType(f"_rpagen_validate_{next(_numbers)}")
-    package.__path__ = [str(folder)]
-    sys.modules[package.__name__] = package
-    return package.__name__
-
-
-def _module(folder: Path, name: str) -> types.ModuleType:
-    return importlib.import_module(f"{_package(folder)}.{name}")
 
 
 def record(
