@@ -339,16 +339,17 @@ def test_a_record_has_only_what_makes_a_difference(record, tmp_path):
 
 def test_a_command_has_flags_and_values_that_look_like_options(tmp_path):
     def add_arguments(verb):
+        verb.add_argument("name", nargs="?")
         verb.add_argument("--only", default="")
         verb.add_argument("--tpu", action="store_true")
         verb.add_argument("-o", dest="output")
 
     parser = argparse.ArgumentParser()
     add_arguments(parser)
-    options = parser.parse_args(["--tpu", "--only=--a b", "-o", "there"])
+    options = parser.parse_args(["--tpu", "rpa", "--only=--a b", "-o", "there"])
     assert (
         shared.command("validate", add_arguments, options, apart=["output"])
-        == "rpagen validate '--only=--a b' --tpu"
+        == "rpagen validate rpa '--only=--a b' --tpu"
     )
 
 
