@@ -106,6 +106,23 @@ def test_a_thousand_query_rows_of_eight_heads_in_pages_of_256(name):
 
 
 @needs_libtpu
+@pytest.mark.parametrize(("query_block", "keys"), [(256, 512), (256, 256)])
+def test_several_query_tiles_spill_no_more_than_is_left_to_them(query_block, keys):
+    shape = aot.CallShape(8, 2, 128, 16, 1024, 4, 256)
+    blocks = {"d_block_sizes": (1, 64, 1, 64), "m_block_sizes": (query_block, 512, 128, keys)}
+    mixed = aot.compile_variant(rpa_kernels.load("rpa"), "v7x", shape, **blocks).launches["mixed"]
+    left = budget.spill_bytes(
+        kv_heads=2,
+        group=4,
+        head_dim=128,
+        query_bytes=2,
+        query_block=query_block,
+        compute_block=keys,
+    )
+    assert 1 << 20 < mixed.vmem.of_compiler <= 0.8 * left
+
+
+@needs_libtpu
 @pytest.mark.parametrize("name", FAMILIES)
 def test_a_page_table_that_does_not_fit_is_refused_with_its_size(outcomes, name):
     status, (outcome,) = outcomes(
@@ -322,16 +339,17 @@ def test_a_record_has_only_what_makes_a_difference(record, tmp_path):
 
 def test_a_command_has_flags_and_values_that_look_like_options(tmp_path):
     def add_arguments(verb):
+        verb.add_argument("name", nargs="?")
         verb.add_argument("--only", default="")
         verb.add_argument("--tpu", action="store_true")
         verb.add_argument("-o", dest="output")
 
     parser = argparse.ArgumentParser()
     add_arguments(parser)
-    options = parser.parse_args(["--tpu", "--only=--a b", "-o", "there"])
+    options = parser.parse_args(["--tpu", "rpa", "--only=--a b", "-o", "there"])
     assert (
         shared.command("validate", add_arguments, options, apart=["output"])
-        == "rpagen validate '--only=--a b' --tpu"
+        == "rpagen validate rpa '--only=--a b' --tpu"
     )
 
 

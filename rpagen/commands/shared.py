@@ -201,7 +201,7 @@ def command(
         if name in apart or value == getattr(defaults, name):
             continue
         if not action.option_strings:
-            words += value
+            words += value if isinstance(value, list) else [str(value)]
             continue
         option = action.option_strings[-1]
         text = written.get(name, str(value))
