@@ -14,8 +14,8 @@ endif
 PY := .venv/bin/python
 PIP := $(PY) -m pip install --quiet --disable-pip-version-check --constraint constraints.txt
 
-.PHONY: help generate check test upstream-suites lint clean venv interpreter-matrix validate compile mutants \
-	report
+.PHONY: help generate check test upstream-suites lint clean venv interpreter-matrix validate compile \
+	compile-large mutants report
 
 help: ## this list
 	@sed -n 's/^\([a-z-]*\):.*## \(.*\)/\1 \2/p' Makefile | while read -r target does; do \
@@ -36,8 +36,10 @@ upstream-suites: generate ## tpu-inference's own tests of its kernel, run on our
 validate: venv ## all calls of every core kernel against the reference, and a record of them
 	$(PY) -m rpagen validate --seeds 3 --record docs/evidence/validate.json
 
-compile: venv ## every core kernel through the TPU compiler at two sizes, and records of what it took
+compile: venv ## every core kernel through the TPU compiler, and a record of what it took
 	$(PY) -m rpagen compile --record docs/evidence/compile.json
+
+compile-large: venv ## the same at the sizes of an 8B model, which takes an hour
 	$(PY) -m rpagen compile --shape 32x8x128 --page-size 64 --tokens 2048 --sequences 64 \
 		--context 8192 --chunk-prefill-size 512 --record docs/evidence/compile-large.json
 

@@ -243,6 +243,7 @@ def test_make_help_names_every_target(tmp_path):
         "mutants",
         "interpreter-matrix",
         "compile",
+        "compile-large",
         "report",
         "lint",
         "clean",

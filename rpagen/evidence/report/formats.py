@@ -331,8 +331,7 @@ COMPILATION = Source(
 COMPILATION_LARGE = Source(
     "compile-large.json",
     "the same for a production shape: 32x8x128, pages of 64, 2048 tokens",
-    "rpagen compile --shape 32x8x128 --page-size 64 --tokens 2048"
-    " --record docs/evidence/compile-large.json",
+    "make compile-large",
     Compilation,
     _check_compilation,
     is_optional=True,
