@@ -2,9 +2,22 @@
 
 from __future__ import annotations
 
+import contextlib
 import multiprocessing
 import os
+import signal
 import threading
+from collections.abc import Iterator
+
+
+@contextlib.contextmanager
+def interrupts_held_back() -> Iterator[None]:
+    """Start processes that Ctrl-C does not reach: it is their parent's to deal with."""
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
+    try:
+        yield
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
 
 
 def end_with_parent() -> None:

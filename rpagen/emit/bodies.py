@@ -7,11 +7,9 @@ processes.
 
 from __future__ import annotations
 
-import contextlib
 import dataclasses
 import multiprocessing
 import os
-import signal
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from concurrent.futures.process import BrokenProcessPool
@@ -85,23 +83,13 @@ def _made(modules: Sequence[Module], catalogue: Catalogue, jobs: int) -> Iterato
         min(jobs, len(modules)), context, initializer=_start_worker, initargs=(catalogue,)
     )
     try:
-        with _interrupts_held_back():
+        with processes.interrupts_held_back():
             bodies = pool.map(_work, modules)
         yield from bodies
     except BrokenProcessPool:
         raise EmitError("a process that renders was killed; try again with --jobs 1") from None
     finally:
         pool.shutdown(cancel_futures=True)
-
-
-@contextlib.contextmanager
-def _interrupts_held_back() -> Iterator[None]:
-    """Start processes that Ctrl-C does not reach: it is their parent's to deal with."""
-    before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
-    try:
-        yield
-    finally:
-        signal.pthread_sigmask(signal.SIG_SETMASK, before)
 
 
 _worker_catalogue = Catalogue((), ())

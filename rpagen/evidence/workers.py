@@ -55,7 +55,8 @@ def _results_of_pool(
     left = list(pieces)
     while left:
         with _pool(jobs) as pool:
-            working = {pool.submit(_in_time, work, piece): piece for piece in left}
+            with processes.interrupts_held_back():
+                working = {pool.submit(_in_time, work, piece): piece for piece in left}
             try:
                 for future in concurrent.futures.as_completed(working):
                     result = future.result()
@@ -77,8 +78,10 @@ def _alone(
     work: Callable[[Piece], Result], died: Callable[[Piece, str], Result], piece: Piece
 ) -> Result:
     with _pool(1) as pool:
+        with processes.interrupts_held_back():
+            working = pool.submit(_in_time, work, piece)
         try:
-            return pool.submit(_in_time, work, piece).result()
+            return working.result()
         except BrokenProcessPool:
             return died(piece, f"its process died, or gave no answer in {_MOST_SECONDS} s")
 
@@ -102,8 +105,6 @@ def _start() -> None:
     """Makes a process one of these."""
     # What is wrong with a kernel is an outcome: jax need not write it down as well.
     logging.disable(logging.ERROR)
-    # Ctrl-C is for the parent, which ends its processes.
-    signal.signal(signal.SIGINT, signal.SIG_IGN)
     processes.end_with_parent()
 
 
