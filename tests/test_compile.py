@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import dataclasses
+import importlib.metadata
 import importlib.util
 import json
 import platform
@@ -183,7 +184,6 @@ def pretended(monkeypatch):
     monkeypatch.setattr(platform, "system", lambda: "Linux")
     monkeypatch.setattr(platform, "machine", lambda: "x86_64")
     monkeypatch.setattr(aot, "compile_variant", said.compile_variant)
-    monkeypatch.setattr("rpagen.evidence.stamps._PACKAGES", ("jax",))
     monkeypatch.setattr(importlib.util, "find_spec", lambda _: True)
     return said
 
@@ -258,7 +258,7 @@ def test_another_source_version_or_variable_is_compiled_again(outcomes, pretende
         patch.setenv("XLA_FLAGS", "--xla_of_no_use")
         outcomes("rpa", "--device", "v6e")
     with monkeypatch.context() as patch:
-        patch.setattr(stamps.importlib.metadata, "version", lambda name: "0.0.0")
+        patch.setattr(importlib.metadata, "version", lambda name: "0.0.0")
         outcomes("rpa", "--device", "v6e")
     assert pretended.calls == 5
     outcomes("rpa", "--device", "v6e")

@@ -262,7 +262,7 @@ def test_a_leftover_names_the_semaphore_and_the_copy(mode: str) -> None:
 
 def test_a_deadlock_names_the_semaphore_and_the_wait() -> None:
     expected = (
-        r"^the wait for 4096 bytes on fetches\[1\] at \S*test_interpreter_faults\.py:\d+:\d+"
+        r"^the wait for 4096 bytes on fetches\[1\] at [^\n]*test_interpreter_faults\.py:\d+:\d+"
         r" \(add_up_pages.<locals>.wait_fetch\) can never be met: its count is 3072, and no copy"
         r" that signals it is in flight; fetches\[0\] has 4096$"
     )
