@@ -244,7 +244,7 @@ def test_a_seed_says_it_all() -> None:
 # What is said of them
 
 START = r"test_interpreter_faults\.py:\d+:\d+ \(add_up_pages\.<locals>\.start_fetch\)"
-FETCH = r"the copy of cache\.at\[%s\] to pages\.at\[%s\] that is started at \S*" + START
+FETCH = r"the copy of cache\.at\[%s\] to pages\.at\[%s\] that is started at [^\n]*" + START
 
 
 @pytest.mark.parametrize("mode", ["on_wait", "eager", "random"])
@@ -276,7 +276,7 @@ def test_a_race_names_both_accesses() -> None:
     first = FETCH % (r"3", r"0")
     expected = (
         r"^race between two accesses that nothing orders:\n"
-        r"  read of pages\.at\[0\] by the core at \S*"
+        r"  read of pages\.at\[0\] by the core at [^\n]*"
         r"test_interpreter_faults\.py:\d+:\d+ \(add_up_pages.*\)\n"
         r"  write of pages\.at\[0\] by " + first + ", which ran first this time$"
     )
