@@ -51,3 +51,17 @@ def kernel_mode(on_tpu: bool) -> Callable[..., contextlib.AbstractContextManager
         return tpu_interpret_mode(**options)
 
     return mode
+
+
+@pytest.fixture(autouse=True)
+def _few_programs_in_memory(request: pytest.FixtureRequest) -> None:
+    # Programs of the interpreter are large, and those of another group are not run again.
+    mark = request.node.get_closest_marker("xdist_group")
+    if mark is not None and [mark.args[0]] != _LAST_GROUP:
+        import jax
+
+        jax.clear_caches()
+        _LAST_GROUP[:] = [mark.args[0]]
+
+
+_LAST_GROUP: list[str] = []

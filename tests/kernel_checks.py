@@ -14,18 +14,18 @@ from rpagen.spec.model import Variant
 
 
 def params(pairs: Iterable[tuple[Variant, cases.Case]]) -> list:
-    """Test parameters (variant, case); those that share a compilation stay on one worker."""
+    """Test parameters (variant, case)."""
     return [
         pytest.param(
-            variant,
-            case,
-            id=f"{variant.name}-{case.name}",
-            marks=pytest.mark.xdist_group(
-                f"{variant.name}-{case.geometry.name}-{case.sliding_window}"
-            ),
+            variant, case, id=f"{variant.name}-{case.name}", marks=shared_compilation(variant, case)
         )
         for variant, case in pairs
     ]
+
+
+def shared_compilation(variant: Variant, case: cases.Case) -> pytest.MarkDecorator:
+    """Lets tests that share a compilation, of whatever file, run after each other in one worker."""
+    return pytest.mark.xdist_group(f"{variant.name}-{case.geometry.name}-{case.sliding_window}")
 
 
 def check(

@@ -5,12 +5,11 @@ from __future__ import annotations
 import dataclasses
 from pathlib import Path
 
-import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
 import rpa_kernels
-from kernel_checks import check
+from kernel_checks import check, shared_compilation
 
 from rpagen.evidence import cases, reference, tolerance
 from rpagen.spec import expand
@@ -26,8 +25,7 @@ def _cases() -> list[pytest.param]:
             case,
             mode,
             id=f"{variant.name}-{case.name}" + (f"-{mode}" if mode != "on_wait" else ""),
-            # One group is one compilation, so that it is to stay on one worker.
-            marks=pytest.mark.xdist_group(f"{variant.name}-{case.geometry.name}"),
+            marks=shared_compilation(variant, case),
         )
         for variant in VARIANTS
         for case in cases.cases_for(variant.key)
@@ -35,18 +33,6 @@ def _cases() -> list[pytest.param]:
         for mode in ("on_wait", "eager", "random")
         if mode == "on_wait" or case.name == "gqa3_no_mixed"
     ]
-
-
-@pytest.fixture(autouse=True)
-def _few_programs_in_memory(request: pytest.FixtureRequest) -> None:
-    # Programs of the interpreter are large, and those of another group are not run again.
-    mark = request.node.get_closest_marker("xdist_group")
-    if mark is not None and [mark.args[0]] != _LAST_GROUP:
-        jax.clear_caches()
-        _LAST_GROUP[:] = [mark.args[0]]
-
-
-_LAST_GROUP: list[str] = []
 
 
 @pytest.mark.parametrize(("variant", "case", "mode"), _cases())

@@ -64,15 +64,6 @@ _PAGES_OF_4 = dataclasses.replace(
     max_tokens=16,
 )
 _FULL_ARRAY = dataclasses.replace(_SHORT_CHUNK, name="bugs_full_array", max_tokens=5)
-# A KV block is two pages.
-_TWO_PAGES = dataclasses.replace(
-    _SHORT_CHUNK,
-    name="bugs_two_pages",
-    decode_blocks=(1, 32, 1, 16),
-    prefill_blocks=(16, 32, 16, 16),
-    mixed_blocks=(16, 32, 16, 16),
-)
-_ONE_HEAD = dataclasses.replace(_SHORT_CHUNK, name="bugs_one_head", num_q_heads=1)
 # Eight kv heads, and blocks twice as large as the page table.
 _NARROW_TABLE = dataclasses.replace(
     _PAGES_OF_16,
@@ -144,7 +135,7 @@ BUGS = (
         mutation="the tail of a slot is not cleared",
     ),
     Bug(
-        Case("tokens_across_a_page_edge", _TWO_PAGES, mixed=((4, 18),)),
+        Case("tokens_across_a_page_edge", GQA4_PAGE16, mixed=((4, 18),)),
         "several new tokens of one sequence were written to one page",
         mutation="tokens are written to the page of the first",
     ),
@@ -202,7 +193,7 @@ BUGS = (
         mutation="every head has the keys of the first",
     ),
     Bug(
-        Case("one_head", _ONE_HEAD, decode=((1, 33),), prefill=((9, 20),), mixed=((6, 20),)),
+        Case("one_head", _SHORT_CHUNK, decode=((1, 33),), prefill=((9, 20),), mixed=((6, 20),)),
         "and a single head of two bytes",
         mutation="keys and values are exchanged",
     ),
