@@ -25,6 +25,11 @@ def counted(count: int, thing: str) -> str:
     return f"{count} {thing}" if count == 1 else f"{count} {thing}s"
 
 
+def first_line(text: str) -> str:
+    """What there is room for in a table; what names a fault may follow below."""
+    return text.partition("\n")[0]
+
+
 class ProgressBar:
     """A bar on standard error, drawn over itself; nothing where that is no terminal.
 

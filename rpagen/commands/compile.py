@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING
 
 from rpagen import errors
 from rpagen.commands import shared
-from rpagen.console import ProgressBar, counted, table
+from rpagen.console import ProgressBar, counted, first_line, table
 from rpagen.errors import RpagenError
 from rpagen.spec import budget
 from rpagen.spec.model import GENERATIONS, Variant
@@ -167,8 +167,8 @@ def _table(outcomes: Sequence[Outcome]) -> str:
 def _row(outcome: Outcome) -> tuple[str, ...]:
     if not outcome.launches:
         verdict = "excluded" if outcome.is_excluded else "FAILED"
-        first_line = outcome.reason.partition("\n")[0]
-        return outcome.variant, outcome.device, "", "", "", "", f"{verdict}: {first_line}"
+        reason = first_line(outcome.reason)
+        return outcome.variant, outcome.device, "", "", "", "", f"{verdict}: {reason}"
     largest = max(outcome.launches, key=lambda launch: launch.vmem.total)
     vmem, smem = largest.vmem, largest.smem
     return (

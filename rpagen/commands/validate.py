@@ -14,6 +14,7 @@ from rpagen import errors
 from rpagen.commands import shared
 from rpagen.console import ProgressBar, counted, table
 from rpagen.errors import RpagenError
+from rpagen.evidence import records
 from rpagen.spec.model import Variant
 
 if TYPE_CHECKING:
@@ -66,7 +67,7 @@ def run(options: argparse.Namespace) -> int:
     variants = shared.variants(options)
     start = time.monotonic()
     from rpagen.emit import single
-    from rpagen.evidence import records, validate, workers
+    from rpagen.evidence import validate, workers
 
     if options.tpu:
         where = validate.tpu()
@@ -189,18 +190,14 @@ def _report(variants: Sequence[Variant], found: Sequence[Outcome]) -> list[str]:
         lines.append(f"{dtypes}: the largest error is {_largest(own)} of what is tolerated")
     for dtypes in _too_loose(variants, found):
         lines.append(
-            f"{dtypes}: more than {_LOOSEST} times the largest error is tolerated, in"
-            f" {_MANY} calls or more: see rpagen/evidence/tolerance.py"
+            f"{dtypes}: more than {records.TOO_LOOSE} times the largest error is tolerated, in"
+            f" {records.ENOUGH_CALLS} calls or more: see rpagen/evidence/tolerance.py"
         )
     lines.append(
         f"{len(found) - len(wrong)} of {counted(len(found), 'call')} right, of"
         f" {counted(len({outcome.variant for outcome in found}), 'variant')}"
     )
     return lines
-
-
-_LOOSEST = 8
-_MANY = 100
 
 
 def _by_dtypes(variants: Sequence[Variant], found: Sequence[Outcome]) -> dict[str, list[Outcome]]:
@@ -217,7 +214,8 @@ def _too_loose(variants: Sequence[Variant], found: Sequence[Outcome]) -> list[st
     return [
         dtypes
         for dtypes, own in _by_dtypes(variants, found).items()
-        if len(own) >= _MANY and max(each.fraction or 0 for each in own) < 1 / _LOOSEST
+        if len(own) >= records.ENOUGH_CALLS
+        and max(each.fraction or 0 for each in own) < 1 / records.TOO_LOOSE
     ]
 
 

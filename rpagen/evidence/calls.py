@@ -7,6 +7,7 @@ from collections.abc import Iterable, Iterator
 from typing import Any
 
 from rpagen.evidence import cases, named_bugs, workloads
+from rpagen.evidence.records import ON_TPU
 from rpagen.spec.model import DispatchKey
 
 FIRST = ("gqa4_three_ranges", "gqa3_three_ranges", "gqa4_large_logits", "gqa4_empty_sequences")
@@ -14,8 +15,6 @@ FIRST = ("gqa4_three_ranges", "gqa3_three_ranges", "gqa4_large_logits", "gqa4_em
 
 AT_ANY_TIME = ("gqa3_no_mixed",)
 """Those in which copies run as early as can be, too."""
-
-HARDWARE = "tpu"
 
 
 @dataclasses.dataclass(frozen=True)
@@ -77,7 +76,7 @@ def at_other_times(key: DispatchKey) -> Iterator[Call]:
 def random_workloads(key: DispatchKey, seed: int, is_on_tpu: bool = False) -> Iterator[Call]:
     """Workloads in one geometry, at random times."""
     for case in workloads.workloads(key, seed):
-        yield Call(case, HARDWARE if is_on_tpu else "random", seed)
+        yield Call(case, ON_TPU if is_on_tpu else "random", seed)
 
 
 def by_seed(key: DispatchKey, seeds: Iterable[int]) -> Iterator[Call]:
@@ -100,7 +99,5 @@ def every(key: DispatchKey, seeds: Iterable[int]) -> Iterator[Call]:
 def on_tpu(key: DispatchKey, seeds: Iterable[int]) -> Iterator[Call]:
     """The same for hardware, where copies run when they run."""
     yield from dict.fromkeys(
-        dataclasses.replace(call, mode=HARDWARE)
-        for call in every(key, seeds)
-        if call.mode != "eager"
+        dataclasses.replace(call, mode=ON_TPU) for call in every(key, seeds) if call.mode != "eager"
     )

@@ -21,7 +21,7 @@ from typing import Any
 
 from rpagen import errors
 from rpagen.commands import shared
-from rpagen.console import ProgressBar, table
+from rpagen.console import ProgressBar, first_line, table
 from rpagen.emit import resources
 from rpagen.evidence import calls, mutants, records, validate, workers
 from rpagen.evidence.mutants import Fault
@@ -205,7 +205,7 @@ def report(verdicts: Sequence[Verdict]) -> str:
             f"{verdict.case} {verdict.mode}"
             if verdict.outcome == "killed"
             else verdict.outcome.upper(),
-            validate.first_line(verdict.how)[:100],
+            first_line(verdict.how)[:100],
         )
         for verdict in verdicts
     ]

@@ -9,15 +9,23 @@ from __future__ import annotations
 import hashlib
 import importlib.metadata
 import json
-import os
 import platform
-import tempfile
 from pathlib import Path
 from typing import Any
 
 from rpagen.emit import header, resources
+from rpagen.emit.write import write_changed
 
 _PACKAGES = ("jax", "jaxlib", "libtpu", "numpy")
+
+ON_TPU = "tpu"
+"""The mode of a call that ran on hardware; all others are the interpreter's."""
+
+TOO_LOOSE = 8
+"""A bound that is more than so many times the largest error is too loose."""
+
+ENOUGH_CALLS = 100
+"""Of a pair of dtypes, to say so of its bound."""
 
 _JUDGES = ("cases.py", "judge.py", "reference.py", "tolerance.py")
 """With the interpreter, what decides whether a call is right. A record says which were made."""
@@ -73,12 +81,12 @@ def write(file: Path, record: dict[str, Any]) -> None:
 
 
 def write_text(file: Path, text: str) -> None:
-    """Write a file, whole or not at all."""
-    file.parent.mkdir(parents=True, exist_ok=True)
-    with tempfile.NamedTemporaryFile("w", dir=file.parent, delete=False, encoding="utf-8") as new:
-        new.write(text)
-    os.chmod(new.name, 0o644)
-    os.replace(new.name, file)
+    """Write a file, whole or not at all.
+
+    Raises:
+        InputError: it cannot be written.
+    """
+    write_changed(file.parent, {file.name: text})
 
 
 def read(file: Path) -> Any:

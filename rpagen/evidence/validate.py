@@ -14,8 +14,9 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
+from rpagen.console import first_line
 from rpagen.errors import RpagenError
-from rpagen.evidence import calls, emitted, records, workers
+from rpagen.evidence import emitted, records, workers
 from rpagen.evidence.calls import Call
 from rpagen.spec.model import Variant
 
@@ -117,11 +118,6 @@ def said(error: Exception) -> str:
     return f"{type(error).__name__}: {str(error).strip()}"
 
 
-def first_line(text: str) -> str:
-    """What there is room for in a table; what names the fault may follow below."""
-    return text.partition("\n")[0]
-
-
 def died(piece: Work, why: str) -> list[Outcome]:
     """The outcomes of a piece of work whose process ended before it did."""
     return [Outcome(piece.variant.name, call, why, None, 0.0) for call in piece.calls]
@@ -168,7 +164,7 @@ def _call(outcome: Outcome) -> dict[str, Any]:
         "case": call.case.name,
         "mode": call.mode,
         "seed": call.seed,
-        "races": call.mode != calls.HARDWARE,
+        "races": call.mode != records.ON_TPU,
         "problem": outcome.problem,
         "fraction": None if fraction is None else round(fraction, 4),
         "seconds": round(outcome.seconds, 2),

@@ -12,12 +12,10 @@ from typing import Any, Literal
 from rpagen import errors
 from rpagen.errors import InputError
 from rpagen.evidence import records, survey
+from rpagen.evidence.records import ON_TPU
 from rpagen.evidence.report import typed
 from rpagen.evidence.report.typed import Lines, WrongValueError
 from rpagen.spec import budget
-
-ON_TPU = "tpu"
-"""The mode of a call that ran compiled on a TPU; all others are modes of the interpreter."""
 
 _RACE = re.compile(r"\bRaceError\b|\brace between two accesses\b")
 

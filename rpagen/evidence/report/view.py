@@ -9,8 +9,9 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 
-from rpagen.console import counted
+from rpagen.console import counted, first_line
 from rpagen.emit import wording
+from rpagen.evidence.records import ENOUGH_CALLS, TOO_LOOSE
 from rpagen.evidence.report import formats
 from rpagen.evidence.report.formats import (
     Call,
@@ -40,12 +41,6 @@ LARGE = "large"
 FIRST_LINE = 200
 """Characters of a message that are shown without unfolding it."""
 
-TOO_LOOSE = 8
-"""A bound that is more times the largest error than this would let faults pass."""
-
-ENOUGH_CALLS = 100
-"""So many calls of a pair of dtypes, and their largest error says something of its bound."""
-
 
 @dataclasses.dataclass(frozen=True)
 class AtHand:
@@ -72,7 +67,7 @@ class Message:
 def message(said: str) -> Message:
     """A message, to be folded where it is long."""
     said = said.strip()
-    first = said.partition("\n")[0]
+    first = first_line(said)
     if len(first) > FIRST_LINE:
         first = first[:FIRST_LINE].rstrip() + " \N{HORIZONTAL ELLIPSIS}"
     return Message(first, said if said != first else "")
