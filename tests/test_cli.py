@@ -5,13 +5,12 @@ import json
 import os
 import re
 import shlex
-import signal
 import subprocess
 import sys
-import time
 from pathlib import Path
 
 import pytest
+from cli_fixtures import interrupted
 from cli_fixtures import run as run  # a fixture
 from emit_fixtures import BODY, ONE, TWO
 from emit_fixtures import emitted as emitted  # a fixture
@@ -411,20 +410,8 @@ def test_an_empty_path_is_no_place(run, words):
 
 @pytest.mark.skipif(sys.platform != "linux", reason="looks for its child processes in /proc")
 def test_ctrl_c_is_quiet(tmp_path):
-    process = command(
-        *("generate", "-o", str(tmp_path), "--jobs", "2"),
-        start_new_session=True,
-        # A shell starts what is to run in the background with interrupts ignored, and so all that
-        # it starts in turn.
-        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),
-    )
-    children = Path(f"/proc/{process.pid}/task/{process.pid}/children")
-    while not children.read_text():  # the processes that render
-        time.sleep(0.05)
-    time.sleep(0.5)
-    os.killpg(process.pid, signal.SIGINT)
-    out, err = process.communicate(timeout=60)
-    assert (process.returncode, out, err) == (130, "", "")
+    words = ("generate", "-o", str(tmp_path), "--jobs", "2")
+    assert interrupted(*words, children=1, seconds=0.5) == (130, "", "")
     assert not any(tmp_path.rglob("*"))
 
 

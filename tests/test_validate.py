@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import json
 import os
-import signal
-import subprocess
 import sys
 import time
 import xml.etree.ElementTree as xml
 from pathlib import Path
 
 import pytest
+from cli_fixtures import interrupted
 from cli_fixtures import run as run  # a fixture
 
 from rpagen.evidence import calls, cases, emitted, judge, records, validate, workers
@@ -166,6 +165,17 @@ def test_a_tolerance_that_is_too_large_falls_short(run, monkeypatch, in_this_pro
     assert run("validate", "rpa", "--seeds", "9")[0] == 0
 
 
+def test_a_record_takes_the_place_of_a_file_alone(run, monkeypatch, in_this_process, tmp_path):
+    monkeypatch.setattr(judge, "judge", lambda *_: 0.5)
+    pipe = tmp_path / "pipe"
+    os.mkfifo(pipe)
+    for option in ("--record", "--junit"):
+        status, _, err = run("validate", *SMALL, option, str(pipe))
+        assert status == 2
+        assert f"{pipe}: is neither a file nor a folder" in err
+        assert pipe.is_fifo()
+
+
 # --- processes -----------------------------------------------------------------------------------
 
 
@@ -205,25 +215,9 @@ IN_TIME = workers._in_time
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="looks for its child processes in /proc")
-def test_ctrl_c_ends_it_with_its_processes(tmp_path):
-    root = Path(__file__).parent.parent
-    process = subprocess.Popen(
-        [sys.executable, "-m", "rpagen", "validate", "rpa", "--jobs", "1"],
-        cwd=root,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        text=True,
-        start_new_session=True,
-        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),
-    )
-    children = Path(f"/proc/{process.pid}/task/{process.pid}/children")
-    deadline = time.monotonic() + 60
-    while len(children.read_text().split()) < 2 and time.monotonic() < deadline:
-        time.sleep(0.05)
-    time.sleep(2)
-    os.killpg(process.pid, signal.SIGINT)
-    out, err = process.communicate(timeout=60)
-    assert (process.returncode, out, err) == (130, "", "")
+def test_ctrl_c_ends_it_with_its_processes():
+    words = ("validate", "rpa", "--jobs", "1")
+    assert interrupted(*words, children=2, seconds=2) == (130, "", "")
 
 
 def test_random_workloads_go_on_until_the_time_is_over(run, monkeypatch, in_this_process):
