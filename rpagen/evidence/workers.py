@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import concurrent.futures
+import importlib.metadata
 import logging
 import multiprocessing
 import os
@@ -115,11 +116,21 @@ def set_environment() -> None:
 
 def environment() -> dict[str, str]:
     """The variables of processes that run kernels in interpret mode."""
-    # The interpreter's programs run once or twice: to compile them well takes longer than it saves.
-    flag = "--xla_backend_optimization_level=0"
     flags = os.environ.get("XLA_FLAGS", "").split()
     return {
         # With libtpu installed and no TPU, jax would look for one.
         "JAX_PLATFORMS": "cpu",
-        "XLA_FLAGS": " ".join([*(each for each in flags if each != flag), flag]),
+        "XLA_FLAGS": " ".join([*(each for each in flags if each not in _flags()), *_flags()]),
     }
+
+
+# The interpreter's programs run once or twice: to compile them well, or by several threads beside
+# those of another worker, takes longer than it saves.
+_FLAGS = ("--xla_backend_optimization_level=0", "--xla_cpu_parallel_codegen_split_count=1")
+_FLAGS_BEFORE_JAXLIB_0_11 = ("--xla_cpu_use_fusion_emitters=false",)
+"""Half of the time, where it is known. A flag that XLA does not know ends the process."""
+
+
+def _flags() -> tuple[str, ...]:
+    major, minor = importlib.metadata.version("jaxlib").split(".")[:2]
+    return _FLAGS + (_FLAGS_BEFORE_JAXLIB_0_11 if (int(major), int(minor)) < (0, 11) else ())
