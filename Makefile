@@ -15,7 +15,7 @@ PY := .venv/bin/python
 PIP := $(PY) -m pip install --quiet --disable-pip-version-check --constraint constraints.txt
 
 .PHONY: help generate check test upstream-suites lint clean venv interpreter-matrix validate compile \
-	compile-large mutants report
+	compile-large mutants report predict pipelining bench-peers predictor-accuracy
 
 help: ## this list
 	@sed -n 's/^\([a-z-]*\):.*## \(.*\)/\1 \2/p' Makefile | while read -r target does; do \
@@ -43,11 +43,23 @@ compile-large: venv ## the same at the sizes of an 8B model, which takes an hour
 	$(PY) -m rpagen compile --shape 32x8x128 --page-size 64 --tokens 2048 --sequences 64 \
 		--context 8192 --chunk-prefill-size 512 --record docs/evidence/compile-large.json
 
+predict: venv ## the time of core kernels on TPUs that are not here; ARGS=--help
+	$(PY) -m rpagen predict $(or $(ARGS),all)
+
+pipelining: venv ## what each axis of the pipelining is worth: docs/pipelining.md, in half an hour
+	$(PY) -m rpagen.schedule.pipelining $(ARGS)
+
 mutants: generate ## put every fault of a table into kernels, and show what finds it; ARGS=--help
 	$(PY) -m rpagen.evidence.kill $(or $(ARGS),--record docs/evidence/mutants.json)
 
 report: generate ## write report.html: what was tried of every kernel, and what came of it
 	$(PY) -m rpagen report $(ARGS)
+
+bench-peers: venv ## our kernels beside public ones, predicted; PYTHON312= for them, ARGS=--help
+	PYTHON312="$(PYTHON312)" $(PY) -m rpagen.schedule.bench $(ARGS)
+
+predictor-accuracy: venv ## published times of kernels beside predicted ones; PYTHON312=, ARGS=--help
+	PYTHON312="$(PYTHON312)" $(PY) -m rpagen.schedule.accuracy $(ARGS)
 
 lint: venv ## ruff and mypy over the generator, its tests and the example
 	$(PY) -m ruff check rpagen tests examples
@@ -58,7 +70,8 @@ interpreter-matrix: ## the interpreter with jax 0.10.2, 0.11.2 and the newest; P
 	@"$(PYTHON)" tests/interpreter_matrix.py $(PYTHONS)
 
 clean: ## remove .venv and all caches; what is checked in stays
-	rm -rf .venv .upstream .matrix .stamps .mypy_cache .pytest_cache .ruff_cache
+	rm -rf .venv .upstream .peers .matrix .stamps .schedules .mypy_cache .pytest_cache \
+		.ruff_cache
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +
 
 venv:

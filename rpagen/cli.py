@@ -23,6 +23,7 @@ from rpagen.commands import (
     explain,
     generate,
     list,
+    predict,
     recommend,
     report,
     schema,
@@ -41,6 +42,7 @@ VERBS = (
     recommend,
     validate,
     compile,
+    predict,
     report,
     schema,
 )

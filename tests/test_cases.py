@@ -5,6 +5,7 @@ import os
 import subprocess
 import sys
 
+import ml_dtypes
 import numpy as np
 import pytest
 
@@ -48,8 +49,11 @@ def holds_token(inputs: cases.Inputs, *, include_new: bool) -> np.ndarray:
     geometry = inputs.case.geometry
     slots = np.zeros((geometry.num_pages, geometry.page_size), bool)
     tables = inputs.page_indices.reshape(geometry.max_seqs, geometry.pages_per_seq)
-    for table, (q_len, kv_len) in zip(tables, inputs.case.lengths, strict=False):
-        for position in range(kv_len if include_new else kv_len - q_len):
+    for table, pages, (q_len, kv_len) in zip(
+        tables, inputs.case.pages_in_use, inputs.case.lengths, strict=False
+    ):
+        past = min(kv_len if include_new else kv_len - q_len, pages.stop * geometry.page_size)
+        for position in range(pages.start * geometry.page_size, past):
             slots[table[position // geometry.page_size], position % geometry.page_size] = True
     return slots
 
@@ -82,7 +86,7 @@ def test_geometries_cover_heads_and_pages():
     assert {g.num_q_heads // g.num_kv_heads for g in geometries} == {1, 3, 4, 7, 8}
     assert {g.num_kv_heads for g in geometries} == {1, 2, 3, 8}
     assert {g.head_dim for g in geometries} == {64, 80, 96, 128, 256}
-    assert {g.page_size for g in geometries} == {4, 8, 16, 64}
+    assert {g.page_size for g in geometries} == {1, 4, 8, 16, 64}
     assert {g.chunk_prefill_size is None for g in geometries} == {True, False}
     for geometry in geometries:
         for bq, bkv, bq_compute, bkv_compute in (
@@ -149,6 +153,27 @@ def test_geometries_cover_heads_and_pages():
 )  # fmt: skip
 def test_some_case_covers(covers):
     assert any(covers(case) for case in cases.NAMED_CASES)
+
+
+def test_each_launch_runs_alone_and_without_sequences_where_nobody_knows_it():
+    """Under `jax.jit`, as in engines, no launch is left out: an empty one has to do nothing."""
+    traced = [case for case in cases.NAMED_CASES if case.traced]
+    assert all(case.geometry.chunk_prefill_size for case in traced)  # all three launches
+    assert len({case.geometry for case in traced}) == 1  # which they compile once
+    for only in (lambda c: c.decode, lambda c: c.prefill, lambda c: c.mixed):
+        assert any(only(case) == case.lengths for case in traced)
+    # The empty launches begin past the last sequence that the arrays have.
+    assert any(case.decode == case.lengths and case.geometry.max_seqs == len(case.decode)
+               for case in traced)  # fmt: skip
+    assert not all(case.traced for case in cases.NAMED_CASES)
+
+
+@pytest.mark.parametrize("query_dtype", ["bfloat16", "float32"])
+def test_some_outputs_are_of_a_narrower_dtype(query_dtype):
+    key = dataclasses.replace(PLAIN, query_dtype=query_dtype, kv_dtype=query_dtype)
+    asked = [case.out_dtype for case in cases.cases_for(key) if case.out_dtype]
+    assert len(asked) == 2 and len(set(asked)) == 2
+    assert all(ml_dtypes.finfo(dtype).nmant < ml_dtypes.finfo(query_dtype).nmant for dtype in asked)
 
 
 # Adapting to a variant.
@@ -236,22 +261,52 @@ def test_padding_lanes_of_tokens_are_zero(key):
 
 
 @every_case
-def test_no_two_sequences_share_a_page(case):
-    inputs = cases.build(case, PLAIN)
+@pytest.mark.parametrize("key", [PLAIN, KEYS["window and cap"]], ids=["plain", "window"])
+def test_no_two_sequences_share_a_page(case, key):
+    case = cases.adapt(case, key)
+    inputs = cases.build(case, key)
     geometry = case.geometry
     tables = inputs.page_indices.reshape(geometry.max_seqs, geometry.pages_per_seq)
-    num_used = [-(-kv_len // geometry.page_size) for _, kv_len in case.lengths]
-    num_used += [0] * (geometry.max_seqs - len(num_used))
-    used = np.concatenate([table[:n] for table, n in zip(tables, num_used, strict=True)])
+    in_use = (*case.pages_in_use, *[range(0)] * (geometry.max_seqs - len(case.lengths)))
+    used = np.concatenate([table[list(n)] for table, n in zip(tables, in_use, strict=True)])
     assert len(set(used)) == len(used)
     assert (used >= 0).all() and (used < geometry.num_pages).all()
     assert (np.diff(used) < 0).any() or len(used) < 3
-    unused = np.concatenate([table[n:] for table, n in zip(tables, num_used, strict=True)])
+    unused = np.concatenate([t[n.stop :] for t, n in zip(tables, in_use, strict=True) if n])
     is_valid = (unused >= 0) & (unused < geometry.num_pages)
     if case.unused_pages_invalid:
         assert not is_valid.any() and -1 in unused and geometry.num_pages in unused
     else:
         assert is_valid.all() and not set(unused) & set(used)
+
+
+@every_case
+def test_what_nobody_may_look_at_is_no_page(case):
+    """All that `validate_inputs` says may be anything: it takes it, and the reference too."""
+    key = KEYS["window and cap"]
+    case = cases.adapt(case, key)
+    inputs = cases.build(case, key)
+    geometry = case.geometry
+    tables = inputs.page_indices.reshape(geometry.max_seqs, geometry.pages_per_seq)
+    for table, (q_len, kv_len) in zip(tables, case.lengths, strict=False):
+        first_key = max(kv_len - q_len - case.sliding_window + 1, 0)
+        nobodys = table[: first_key // geometry.page_size] if q_len else table
+        assert ((nobodys < 0) | (nobodys >= geometry.num_pages)).all()
+    assert np.isfinite(inputs.expected().out[inputs.expected().written]).all()
+
+
+def test_there_are_pages_that_nobody_may_look_at():
+    """Of every kind, in each range, and some so near that one page too early is one of them."""
+    windowed = [cases.adapt(case, KEYS["window and cap"]) for case in cases.NAMED_CASES]
+    for lengths_of in (lambda c: c.decode, lambda c: c.prefill, lambda c: c.mixed):
+        assert any(
+            kv_len - q_len + 1 - case.sliding_window >= case.geometry.page_size
+            for case in windowed
+            for q_len, kv_len in lengths_of(case)
+            if q_len
+        )
+    for lengths_of in (lambda c: c.prefill, lambda c: c.mixed):
+        assert any(q_len == 0 < kv_len for case in windowed for q_len, kv_len in lengths_of(case))
 
 
 def logits(name: str) -> np.ndarray:
@@ -267,6 +322,29 @@ def logits(name: str) -> np.ndarray:
 def test_large_logits_are_large():
     assert np.abs(logits("gqa4_large_logits")).max() > 200
     assert np.abs(logits("gqa4_three_ranges")).max() < 20
+
+
+def test_large_logits_meet_queries_of_one_key():
+    """A maximum far below zero is no maximum of many keys: a query has to see one or two."""
+    (case,) = (case for case in cases.NAMED_CASES if case.name == "gqa4_large_logits")
+    for lengths in (case.decode, case.prefill, case.mixed):
+        assert any(q_len == kv_len for q_len, kv_len in lengths)
+    own = np.diagonal(logits("gqa4_large_logits"))
+    starts = np.cumsum([0, *(q_len for q_len, _ in case.lengths)])
+    assert min(own[s] for s, (q, kv) in zip(starts, case.lengths, strict=False) if q == kv) < -90
+
+
+@every_key
+def test_pages_and_tokens_have_numbers_beyond_16_and_8_bits(key):
+    """And the cache of so many pages stays small."""
+    (case,) = (case for case in cases.cases_for(key) if case.name == "many_pages")
+    inputs = cases.build(case, key)
+    tables = inputs.page_indices.reshape(case.geometry.max_seqs, -1)
+    for table, pages in zip(tables, case.pages_in_use, strict=False):
+        assert (table[pages.start : pages.stop] >= 1 << 16).all()
+    (first_mixed, *_) = inputs.cu_q_lens[len(case.decode + case.prefill) :]
+    assert first_mixed > 255 and inputs.cu_q_lens[len(case.lengths) - 2] > 255
+    assert inputs.kv_cache.nbytes < 70 << 20
 
 
 def test_equal_scores_are_equal():
@@ -345,6 +423,7 @@ def test_arguments_of_kernel_and_reference():
         "chunk_prefill_size": 16,
         "update_kv_cache": False,
         "use_causal_mask": True,
+        "out_dtype": None,
         "d_block_sizes": (1, 64, 1, 32),
         "p_block_sizes": (16, 64, 8, 32),
         "m_block_sizes": (16, 64, 8, 32),

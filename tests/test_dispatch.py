@@ -272,6 +272,40 @@ def test_scales_that_are_not_positive(name):
     )
 
 
+@pytest.mark.parametrize(
+    ("kv_dtype", "options", "text"),
+    [
+        ("bfloat16", {"sm_scale": 1e39}, "sm_scale is 1e+39; expected at most 3.4e+38"),
+        ("bfloat16", {"soft_cap": 1e-46}, "soft_cap is 1e-46; expected at least 1.18e-38"),
+        ("float8_e4m3fn", {"k_scale": 1e39}, "k_scale is 1e+39; expected at most 3.4e+38"),
+        ("float8_e4m3fn", {"v_scale": 1e-50}, "v_scale is 1e-50; expected at least 1.18e-38"),
+        (
+            "float8_e4m3fn",
+            {"sm_scale": 1e20, "k_scale": 1e20, "v_scale": 1.0},
+            "what sm_scale, soft_cap and the scales make together is 1.4",
+        ),
+        ("bfloat16", {"soft_cap": 1e38, "sm_scale": 0.1}, "what sm_scale, soft_cap and the"),
+    ],
+)
+def test_numbers_that_are_none_in_float32(kv_dtype, options, text):
+    assert text_of(ValueError, traced, *operands(kv_dtype=kv_dtype), **options).startswith(text)
+
+
+FLAGS = ("use_causal_mask", "update_kv_cache", "return_lse")
+
+
+@pytest.mark.parametrize("name", FLAGS)
+def test_flags_are_true_or_false(name):
+    assert text_of(ValueError, traced, *operands(), **{name: None}) == (
+        f"{name} is None; expected True or False"
+    )
+    call = jax.jit(lambda flag: traced(*operands(), **{name: flag}))
+    assert text_of(ValueError, call, True) == (
+        f"{name} is traced; expected True or False: make it a static argument of the function that"
+        " is traced"
+    )
+
+
 def test_scalars_may_be_traced_and_are_multiplied_in_float32():
     """All but the window, which decides how many blocks there are."""
     arrays = operands(kv_dtype="float8_e4m3fn")

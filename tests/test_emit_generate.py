@@ -291,7 +291,7 @@ def test_a_killed_generation_leaves_nothing_behind(tmp_path, delay):
     ("prepare", "name", "said"),
     [
         (lambda root: root.write_text(""), "", "cannot be written: File exists; no file was"),
-        (lambda root: (root / "a.py").mkdir(parents=True), "a.py", "cannot be read: Is a dir"),
+        (lambda root: (root / "a.py").mkdir(parents=True), "a.py", "is a folder"),
     ],
 )
 def test_something_in_the_way_is_named_and_nothing_is_changed(tmp_path, prepare, name, said):

@@ -13,12 +13,19 @@ import jax.numpy as jnp
 import ml_dtypes
 import numpy as np
 import pytest
+from jax._src.lax import lax as jax_lax
 from jax._src.pallas.mosaic.interpret import interpret_pallas_call, shared_memory, utils
 from jax._src.state import types as state_types
 from jax.experimental import pallas as pl
 from jax.experimental.pallas import tpu as pltpu
 
-from rpagen.evidence.interpreter import DeadlockError, RaceError, RefView, tpu_interpret_mode
+from rpagen.evidence.interpreter import (
+    DeadlockError,
+    PrecisionError,
+    RaceError,
+    RefView,
+    tpu_interpret_mode,
+)
 
 DTYPES: list[Any] = [
     np.float32,
@@ -377,6 +384,47 @@ def test_store_leaves_uninitialized_neighbours_alone() -> None:
     assert_same_bits(out, store(chain, uninitialized, value))
 
 
+@pytest.mark.parametrize(
+    ("dtype", "value"),
+    [
+        *(("float32", np.nan), ("bfloat16", np.nan), ("float8_e4m3fn", np.nan)),
+        *(("int32", -(1 << 31)), ("uint8", 255)),
+    ],
+)
+def test_an_empty_array_is_not_zeros(dtype: str, value: float) -> None:
+    """Whether it is traced or not, and whatever the same function made outside."""
+
+    def empty() -> jax.Array:
+        return jax.lax.empty((2, 3), dtype)
+
+    traced = jax.jit(empty)
+    expected = np.full((2, 3), value, dtype)
+    for make in (empty, traced):
+        assert not np.asarray(make()).any()
+        with tpu_interpret_mode():
+            assert_same_bits(make(), expected)
+        with tpu_interpret_mode(uninitialized_memory="zero"):
+            assert not np.asarray(make()).any()
+        assert not np.asarray(make()).any()
+
+
+def test_output_that_no_kernel_writes_shows() -> None:
+    """An output that aliases an empty array is what a kernel has left of it."""
+
+    def kernel(_: Any, out: Any) -> None:
+        out[pl.ds(0, 3), :] = jnp.ones((3, 128), jnp.float32)
+
+    @jax.jit
+    def call() -> Any:
+        shape = jax.ShapeDtypeStruct((8, 128), jnp.float32)
+        out = jax.lax.empty(shape.shape, shape.dtype)
+        return pl.pallas_call(kernel, out_shape=shape, input_output_aliases={0: 0})(out)
+
+    with tpu_interpret_mode():
+        out = np.asarray(call())
+    assert (out[:3] == 1).all() and np.isnan(out[3:]).all()
+
+
 def test_masked_store() -> None:
     def chain(ref: Any, _: Any) -> Any:
         return ref.bitcast(jnp.uint32).at[1]
@@ -674,12 +722,52 @@ def test_race_between_a_copy_and_the_core(name: str, access: str) -> None:
         call()
 
 
+@pytest.mark.parametrize("in_loop", [False, True])
+@pytest.mark.parametrize(
+    ("dtypes", "precision", "is_fault"),
+    [
+        (("float32", "float32"), None, True),
+        (("float32", "float32"), jax.lax.Precision.HIGH, True),
+        (("float32", "bfloat16"), None, True),
+        (("float32", "float32"), jax.lax.Precision.HIGHEST, False),
+        (("bfloat16", "bfloat16"), None, False),
+    ],
+)
+def test_precision_of_products(
+    dtypes: tuple[str, str], precision: Any, is_fault: bool, in_loop: bool
+) -> None:
+    """A product of float32 matrices says that it is one; a CPU's numbers would not tell."""
+
+    def kernel(left: Any, right: Any, out: Any) -> None:
+        def multiply(_: Any = None) -> None:
+            out[...] = jax.lax.dot_general(
+                *(left[...], right[...], (((1,), (0,)), ((), ()))),
+                precision=precision,
+                preferred_element_type=jnp.float32,
+            )
+
+        pl.loop(0, 2)(multiply) if in_loop else multiply()
+
+    operands = (jnp.ones((8, 128), dtypes[0]), jnp.ones((128, 128), dtypes[1]))
+    with tpu_interpret_mode():
+        call = pl.pallas_call(kernel, out_shape=jax.ShapeDtypeStruct((8, 128), jnp.float32))
+        if not is_fault:
+            np.testing.assert_array_equal(call(*operands), np.full((8, 128), 128))
+            return
+        said = rf"product of float32 and {dtypes[1]} matrices at .*test_interpreter.*multiply\) has"
+        with pytest.raises(PrecisionError, match=said):
+            call(*operands)
+
+
 # ---------------------------------------------------------------------------------------------
 # The context
 
 
 def test_everything_is_restored() -> None:
-    owners: list[Any] = [interpret_pallas_call, shared_memory, shared_memory.Semaphore, utils]
+    owners: list[Any] = [
+        *(interpret_pallas_call, shared_memory, shared_memory.Semaphore, utils),
+        jax_lax.empty_p,
+    ]
     before = [dict(vars(owner)) for owner in owners]
     impls = dict(interpret_pallas_call._interpret_impls)
     array = np.zeros((3, 16, 4, 128), ml_dtypes.bfloat16)

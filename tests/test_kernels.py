@@ -75,6 +75,27 @@ def test_a_million_tokens_of_context(kernel_mode):
     tolerance.assert_close(out, expected, query_dtype="bfloat16")
 
 
+def test_more_sequences_than_8_bits_count(kernel_mode):
+    """In every launch; the interpreter takes too long for this to be a case of all variants."""
+    (variant,) = (each for each in VARIANTS if each.name == "rpa")
+    geometry = dataclasses.replace(
+        cases.MANY_PAGES,
+        max_seqs=264,
+        pages_per_seq=20,
+        chunk_prefill_size=4,
+        prefill_blocks=(4, 16, 4, 16),
+        mixed_blocks=(4, 16, 4, 16),
+    )
+    case = dataclasses.replace(
+        named("many_pages", variant),
+        geometry=geometry,
+        decode=((1, 1),) * 257 + ((1, 20), (1, 3)),
+        prefill=((2, 18),),
+        mixed=((5, 12), (1, 1)),
+    )
+    check(variant, cases.build(case, variant.key), kernel_mode)
+
+
 def test_wider_keys_and_values_are_rounded_once(kernel_mode):
     (variant,) = (each for each in VARIANTS if each.name == "rpa")
     inputs = cases.build(named("gqa4_decode_only", variant), variant.key)

@@ -172,6 +172,14 @@ def test_the_table_and_the_record_tell_what_survived(tmp_path: Path, monkeypatch
     assert set(kept["digests"]) == set(VARIANTS)
 
 
+def test_a_place_that_cannot_be_written_is_refused_before_the_run(tmp_path, monkeypatch, capsys):
+    monkeypatch.setattr(kill.workers, "results", lambda *_: pytest.fail("a kernel ran"))
+    with pytest.raises(SystemExit) as ended:
+        kill.main(["--record", str(tmp_path)])
+    assert ended.value.code == 2
+    assert f"{tmp_path}: is a folder" in capsys.readouterr().err
+
+
 def test_nothing_chosen_is_refused(capsys):
     with pytest.raises(SystemExit) as ended:
         kill.main(["--only", "zzz"])

@@ -111,8 +111,9 @@ def test_the_wheel_carries_what_it_needs_and_no_more(tmp_path):
             for name in data
             if name.startswith(f"rpagen/_data/{folder}/")
         } == wanted
-    page = {f"rpagen/evidence/report/page.{ending}" for ending in ("html.j2", "css", "js")}
-    assert page <= set(names)
+    folders = ("rpagen/evidence/report", "rpagen/schedule/page")
+    page = {f"{folder}/page.{end}" for folder in folders for end in ("html.j2", "css", "js")}
+    assert page | {"rpagen/evidence/report/base.css"} <= set(names)
     assert any(name.endswith("licenses/LICENSE") for name in names)
     assert not [name for name in names if name.startswith(("tests", "generated", "docs"))]
 

@@ -255,7 +255,7 @@ def test_sequences_come_back_from_the_cache(layout, dtype):
     pages = np.array([5, 0, 7, -1])
     reference.write_sequence(kv_cache, pages, 0, keys[:6], values[:6], layout)
     reference.write_sequence(kv_cache, pages, 6, keys[6:], values[6:], layout)
-    read_keys, read_values = reference.read_sequence(kv_cache, pages, 11, 3, 80, layout)
+    read_keys, read_values = reference.read_sequence(kv_cache, pages, 0, 11, 3, 80, layout)
     np.testing.assert_array_equal(read_keys, keys)
     np.testing.assert_array_equal(read_values, values)
     touched = np.flatnonzero(kv_cache.astype(np.float32).reshape(9, -1).any(axis=1))
@@ -271,6 +271,30 @@ def test_without_an_update_everything_is_read_from_the_cache():
     )
     np.testing.assert_array_equal(result.out[:, 0, 0], [4, 6])
     np.testing.assert_array_equal(result.kv_cache, kv_cache)
+
+
+@pytest.mark.parametrize("no_page", [-1, 1 << 28])
+def test_pages_that_no_query_sees_are_not_looked_at(no_page):
+    """Those before a window, and all of a sequence without new tokens."""
+    rng = np.random.default_rng(0)
+    queries, keys, values = rng.standard_normal((3, 2, 1, 64)).astype(np.float32)
+    kv_cache = rng.standard_normal((5, 4, 2, 1, 128)).astype(np.float32)
+    rest = (np.array([14, 9]), np.array([0, 1, 2, 3, 4, 4, 4, 4]), np.array([0, 2, 2]))
+    expected = reference.reference(
+        *(queries, keys, values, kv_cache, *rest, np.array([0, 0, 2])), sliding_window=4
+    )
+    table = np.array([no_page, no_page, 2, 3, *[no_page] * 4])
+    got = reference.reference(
+        *(queries, keys, values, kv_cache, rest[0], table, rest[2], np.array([0, 0, 2])),
+        sliding_window=4,
+    )
+    np.testing.assert_array_equal(got.out, expected.out)
+    np.testing.assert_array_equal(got.kv_cache, expected.kv_cache)
+    with pytest.raises(IndexError):  # but the page of the first key inside the window is
+        reference.reference(
+            *(queries, keys, values, kv_cache, rest[0], table, rest[2], np.array([0, 0, 2])),
+            sliding_window=6,
+        )
 
 
 def test_the_cache_passed_in_is_left_alone():

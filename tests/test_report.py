@@ -380,6 +380,7 @@ def test_it_is_the_same_whenever_it_is_made(run, folder, tmp_path):
     assert first.startswith(
         f"wrote {file}\n{variants} variants: 6 with something that is not well, 3 with a record"
         " that is stale, 5 judged by an older instrument, 24 of which something was not run\n"
+        "1 variant that no spec makes: 0 with something that is not well\n"
     )
     assert second.startswith(f"{file} is up to date\n")
 
@@ -790,6 +791,7 @@ def test_a_record_of_another_form_is_an_error_at_its_place(run, tmp_path, name, 
         (b"\xff", "is no JSON: 'utf-8' codec can't decode byte 0xff"),
         (b"[" * 100_000, "is no JSON: nested too deeply"),
         (b"[]", "is a list\n  expected: an object"),
+        (b"null", "is null\n  expected: an object"),
     ],
 )
 def test_what_is_no_record_is_one_error(run, tmp_path, content, said):
@@ -798,6 +800,29 @@ def test_what_is_no_record_is_one_error(run, tmp_path, content, said):
     assert (status, out) == (2, "") and "Traceback" not in err
     assert err.startswith(f"error: {tmp_path}/mutants.json: ") and said in err
     assert "  expected: " in err and "  next: make it again with `make mutants`" in err
+
+
+def test_what_no_spec_makes_may_be_wrong_too(run, folder, tmp_path):
+    """It has no row of its own: the summary and the page say it all the same."""
+    records_of_wrong = tmp_path / "records"
+    shutil.copytree(folder, records_of_wrong)
+    record = made_up.validation()
+    (of_old,) = (each for each in record["variants"] if each["variant"] == made_up.GONE)
+    of_old["calls"][0] |= {"problem": "AssertionError: wrong", "fraction": None}
+    (records_of_wrong / "validate.json").write_text(json.dumps(record))
+    file = tmp_path / "report.html"
+    _, out, _ = run("report", "-o", file, "--records", records_of_wrong)
+    assert "\n1 variant that no spec makes: 1 with something that is not well\n" in out
+    assert f"Something is not well with {made_up.GONE}." in file.read_text()
+
+
+def test_a_report_in_place_of_a_folder_is_an_error(run, folder, tmp_path):
+    status, out, err = run("report", "-o", tmp_path, "--records", folder)
+    assert (status, out) == (2, "")
+    assert err == (
+        f"error: {tmp_path}: is a folder\n  expected: a file, or none yet\n"
+        "  next: name a file, which may be one in it, or move the folder away\n"
+    )
 
 
 def test_a_record_that_is_a_folder_is_an_error(run, tmp_path):

@@ -388,6 +388,66 @@ def test_what_is_not_positive(value):
     )
 
 
+@pytest.mark.parametrize("value", [1e39, -1e39, 3.5e38, np.float64(1e300)])
+def test_what_is_infinite_in_float32(value):
+    for check in (support.check_scalar, *[support.check_positive] * int(value > 0)):
+        assert text_of(ValueError, check, "sm_scale", value) == (
+            f"sm_scale is {float(value)!r}; expected at most 3.4e+38, the largest number of float32"
+        )
+    assert support.check_scalar("sm_scale", 3.4e38) == 3.4e38
+
+
+@pytest.mark.parametrize("value", [1e-50, 1e-46, 1e-39])
+def test_what_is_zero_in_float32(value):
+    """As a factor that is what was asked for; as what is divided by, it is not."""
+    assert support.check_scalar("sm_scale", value) == value
+    assert text_of(ValueError, support.check_positive, "k_scale", value) == (
+        f"k_scale is {value!r}; expected at least 1.18e-38: what is smaller is zero to a TPU"
+    )
+    assert support.check_positive("k_scale", 1.2e-38) == 1.2e-38
+
+
+def test_products_of_scales_fit_float32_too():
+    assert support.pack_scales(2.0, 0.0, jnp.float32(3)).tolist() == [2, 0, 3]
+    assert support.pack_scales(-2.0).dtype == jnp.float32
+    made = "what sm_scale, soft_cap and the scales make together is"
+    assert text_of(ValueError, support.pack_scales, 1.0, -1e60) == (
+        f"{made} -1e+60; expected at most 3.4e+38, the largest number of float32"
+    )
+    assert text_of(ValueError, support.pack_scales, -1e-60) == (
+        f"{made} 1e-60; expected at least 1.18e-38: what is smaller is zero to a TPU"
+    )
+
+
+@pytest.mark.parametrize("value", [True, False, np.bool_(True), np.bool_(False)])
+def test_flags(value):
+    assert support.check_flag("use_causal_mask", value) is bool(value)
+
+
+@pytest.mark.parametrize(
+    ("value", "said"),
+    [
+        (None, "None"),
+        (1, "1"),
+        ("True", "'True'"),
+        (np.array([True, False]), "bool[2]"),
+        (jnp.asarray(True), "bool[]"),
+    ],
+)
+def test_what_is_no_flag(value, said):
+    assert text_of(ValueError, support.check_flag, "use_causal_mask", value) == (
+        f"use_causal_mask is {said}; expected True or False"
+    )
+
+
+def test_a_flag_cannot_be_traced():
+    flag = jax.jit(lambda value: support.check_flag("return_lse", value))
+    assert text_of(ValueError, flag, True) == (
+        "return_lse is traced; expected True or False: make it a static argument of the function"
+        " that is traced"
+    )
+
+
 def test_output_dtypes():
     queries = operands()["queries"]
     assert support.check_out_dtype(None, queries) == jnp.bfloat16

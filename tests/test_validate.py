@@ -176,6 +176,44 @@ def test_a_record_takes_the_place_of_a_file_alone(run, monkeypatch, in_this_proc
         assert pipe.is_fifo()
 
 
+@pytest.mark.parametrize("option", ["--record", "--junit"])
+@pytest.mark.parametrize(
+    ("place", "said"),
+    [
+        ("", "is a folder\n  expected: a file, or none yet\n  next: name a file, "),
+        ("file/below", "cannot be written: "),
+        ("locked/record", "cannot be written: Permission denied"),
+    ],
+)
+def test_a_place_that_cannot_be_written_is_refused_before_the_run(
+    run, monkeypatch, in_this_process, tmp_path, option, place, said
+):
+    monkeypatch.setattr(judge, "judge", lambda *_: pytest.fail("a kernel ran"))
+    (tmp_path / "file").write_text("")
+    (tmp_path / "locked").mkdir(mode=0o500)
+    if "locked" in place and os.access(tmp_path / "locked", os.W_OK):
+        pytest.skip("nothing is locked for root")
+    status, out, err = run("validate", *SMALL, option, str(tmp_path / place))
+    assert (status, out) == (2, "") and said in err and "Traceback" not in err
+    assert sorted(each.name for each in tmp_path.iterdir()) == ["file", "locked"]
+
+
+def test_what_was_found_is_printed_before_it_is_written(
+    run, monkeypatch, in_this_process, tmp_path
+):
+    """So that nothing is lost where the place is gone after the run."""
+    record = tmp_path / "record.json"
+
+    def judged(*_: object) -> float:
+        record.mkdir(exist_ok=True)
+        return 0.5
+
+    monkeypatch.setattr(judge, "judge", judged)
+    status, out, err = run("validate", *SMALL, "--record", str(record))
+    assert status == 2 and "is a folder" in err
+    assert "of 1 call right" in out or "calls right" in out
+
+
 # --- processes -----------------------------------------------------------------------------------
 
 

@@ -4,19 +4,15 @@ from __future__ import annotations
 
 import argparse
 import dataclasses
-import importlib.util
 import os
-import platform
-import re
 import tempfile
 from collections.abc import Iterable, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
-from rpagen import errors
-from rpagen.commands import shared
+from rpagen.commands import shared, targets
 from rpagen.console import ProgressBar, counted, first_line, table
-from rpagen.errors import RpagenError
+from rpagen.evidence import records
 from rpagen.spec import budget
 from rpagen.spec.model import GENERATIONS, Variant
 
@@ -33,14 +29,14 @@ def add_arguments(verb: argparse.ArgumentParser) -> None:
     shared.add_variants(verb)
     verb.add_argument(
         "--device",
-        type=_devices,
+        type=targets.devices(tuple(budget.VMEM_BYTES)),
         default=GENERATIONS,
         metavar="LIST",
         help=f"TPU generations, such as v4,v5p (default: {','.join(GENERATIONS)})",
     )
     verb.add_argument(
         "--shape",
-        type=_heads,
+        type=targets.heads,
         default=(8, 2, 128),
         metavar="QxKxD",
         help="query heads, kv heads and head dim (default: 8x2x128)",
@@ -77,36 +73,28 @@ def add_arguments(verb: argparse.ArgumentParser) -> None:
 def run(options: argparse.Namespace) -> int:
     """Compile every variant for every device, and print a table."""
     variants = shared.variants(options)
-    _require_compiler()
-    outcomes = _outcomes(options, variants)
+    targets.require_compiler()
+    shared.check_places(options, "record")
+    outcomes, record = _outcomes(options, variants)
     if options.json:
         shared.print_json([_record(outcome) for outcome in outcomes])
     else:
         print(_table(outcomes))
         print()
         print("\n".join(_summary(outcomes)))
+    if options.record is not None:
+        records.write(options.record, record)
     return shared.ALL_WELL if all(each.is_well for each in outcomes) else shared.FELL_SHORT
 
 
-def _require_compiler() -> None:
-    """Refuse where there is no TPU compiler.
-
-    Raises:
-        RpagenError: says what is missing.
-    """
-    here = f"{platform.system()} {platform.machine()}"
-    if here != "Linux x86_64":
-        raise RpagenError(f"the TPU compiler, libtpu, is for Linux x86_64 only, and this is {here}")
-    for name in ("jax", "libtpu"):
-        if importlib.util.find_spec(name) is None:
-            raise RpagenError(f"{name} is not installed: pip install 'rpagen[compile]'")
-
-
-def _outcomes(options: argparse.Namespace, variants: Sequence[Variant]) -> list[Outcome]:
+def _outcomes(
+    options: argparse.Namespace, variants: Sequence[Variant]
+) -> tuple[list[Outcome], dict[str, Any]]:
+    """What became of every variant on every device, and the record of it."""
     # No program is run: jax need not look for a TPU, which another process may have locked.
     os.environ.setdefault("JAX_PLATFORMS", "cpu")
     from rpagen.emit import single
-    from rpagen.evidence import records, stamps, survey
+    from rpagen.evidence import stamps, survey
     from rpagen.evidence.shapes import CallShape
 
     query_heads, kv_heads, head_dim = options.shape
@@ -135,16 +123,14 @@ def _outcomes(options: argparse.Namespace, variants: Sequence[Variant]) -> list[
         for outcome in emitted.outcomes(variants, options.device):
             outcomes.append(outcome)
             bar(len(outcomes), total)
-        if options.record is not None:
-            record = {
-                "made_with": records.made_with(),
-                "command": _command(options),
-                "seconds": round(sum(outcome.seconds for outcome in outcomes), 1),
-                "digests": {each.name: records.digest(folder, each.name) for each in variants},
-                "outcomes": [_record(outcome) for outcome in outcomes],
-            }
-            records.write(options.record, record)
-    return outcomes
+        record = {
+            "made_with": records.made_with(),
+            "command": _command(options),
+            "seconds": round(sum(outcome.seconds for outcome in outcomes), 1),
+            "digests": {each.name: records.digest(folder, each.name) for each in variants},
+            "outcomes": [_record(outcome) for outcome in outcomes],
+        }
+    return outcomes, record
 
 
 def _command(options: argparse.Namespace) -> str:
@@ -223,31 +209,3 @@ def _furthest(compared: Iterable[Compared]) -> float:
 def _record(outcome: Outcome) -> dict[str, object]:
     """An outcome as `--json` prints it."""
     return {**dataclasses.asdict(outcome), "is_well": outcome.is_well}
-
-
-def _devices(text: str) -> tuple[str, ...]:
-    names = tuple(dict.fromkeys(text.split(",")))
-    for name in names:
-        if name not in budget.VMEM_BYTES:
-            near = errors.nearest(name, budget.VMEM_BYTES)
-            hint = (
-                f"did you mean {near}?" if near else f"choose from {', '.join(budget.VMEM_BYTES)}"
-            )
-            raise argparse.ArgumentTypeError(f"there is no device {errors.quoted(name)} ({hint})")
-    return names
-
-
-def _heads(text: str) -> tuple[int, int, int]:
-    match = re.fullmatch(r"(\d{1,5})x(\d{1,5})x(\d{1,3})", text, re.ASCII)
-    if match is None:
-        raise argparse.ArgumentTypeError(
-            f"{errors.quoted(text)} is not query heads, kv heads and head dim, such as 32x8x128"
-        )
-    query_heads, kv_heads, head_dim = (int(each) for each in match.groups())
-    if not kv_heads or not query_heads or query_heads % kv_heads:
-        raise argparse.ArgumentTypeError(
-            f"{kv_heads} kv heads cannot share {query_heads} query heads"
-        )
-    if not 1 <= head_dim <= budget.MOST_HEAD_DIM:
-        raise argparse.ArgumentTypeError(f"the head dim is from 1 to {budget.MOST_HEAD_DIM}")
-    return query_heads, kv_heads, head_dim

@@ -75,8 +75,12 @@ def _summary(made: Page) -> str:
     stale = sum(row.is_stale for row in made.rows)
     older = sum(row.is_older for row in made.rows)
     unknown = sum(row.is_unknown for row in made.rows)
+    no_specs = (
+        f"\n{counted(len(made.unknown), 'variant')} that no spec makes:"
+        f" {len(made.unknown_bad)} with something that is not well"
+    )
     return (
         f"{counted(len(made.rows), 'variant')}: {bad} with something that is not well, {stale}"
         f" with a record that is stale, {older} judged by an older instrument, {unknown} of which"
-        " something was not run"
+        f" something was not run{no_specs if made.unknown else ''}"
     )

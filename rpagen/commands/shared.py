@@ -11,7 +11,7 @@ from collections.abc import Callable, Collection, Sequence
 from pathlib import Path
 
 from rpagen import errors
-from rpagen.emit import plan, render, resources
+from rpagen.emit import plan, render, resources, write
 from rpagen.emit.render import Module
 from rpagen.errors import RpagenError
 from rpagen.spec import expand
@@ -76,6 +76,18 @@ def place(text: str) -> str:
 def path(text: str) -> Path:
     """The same, as a path."""
     return Path(place(text))
+
+
+def check_places(options: argparse.Namespace, *names: str) -> None:
+    """Try whether the files that options name can be written, before what takes long.
+
+    Raises:
+        InputError: one cannot.
+    """
+    for name in names:
+        file = getattr(options, name)
+        if file is not None:
+            write.check_place(file)
 
 
 def size(text: str) -> int:

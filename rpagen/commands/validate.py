@@ -65,6 +65,7 @@ def add_arguments(verb: argparse.ArgumentParser) -> None:
 def run(options: argparse.Namespace) -> int:
     """Run every call of every variant, and say which went wrong."""
     variants = shared.variants(options)
+    shared.check_places(options, "record", "junit")
     start = time.monotonic()
     from rpagen.emit import single
     from rpagen.evidence import validate, workers
@@ -88,14 +89,15 @@ def run(options: argparse.Namespace) -> int:
             where=where,
             seconds=time.monotonic() - start,
         )
-    if options.record is not None:
-        records.write(options.record, record)
-    if options.junit is not None:
-        records.write_text(options.junit, validate.junit(found))
+    # What was found is said before anything may go wrong with the files.
     if options.json:
         shared.print_json(record)
     else:
         print("\n".join(_report(variants, found)))
+    if options.record is not None:
+        records.write(options.record, record)
+    if options.junit is not None:
+        records.write_text(options.junit, validate.junit(found))
     is_well = not any(outcome.problem for outcome in found) and not _too_loose(variants, found)
     return shared.ALL_WELL if is_well else shared.FELL_SHORT
 

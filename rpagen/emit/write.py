@@ -35,7 +35,7 @@ def read(path: Path) -> str | None:
     Bytes that are no UTF-8 come out as surrogates, which no emitted file holds.
 
     Raises:
-        InputError: it is there, but cannot be read, or is a device or a pipe.
+        InputError: it is there, but cannot be read, or is a folder, a device or a pipe.
     """
     try:
         kind = path.stat().st_mode
@@ -48,6 +48,13 @@ def read(path: Path) -> str | None:
                 next_step="choose another place",
             )
         return path.read_bytes().decode(errors="surrogateescape")
+    except IsADirectoryError as error:
+        raise InputError(
+            "is a folder",
+            place=printable(str(path)),
+            expected="a file, or none yet",
+            next_step="name a file, which may be one in it, or move the folder away",
+        ) from error
     except (FileNotFoundError, NotADirectoryError):
         return None
     except OSError as error:
@@ -71,7 +78,7 @@ def write_changed(root: Path, texts: Mapping[str, str], removed: Sequence[str] =
     if not changed and not removed:
         return []
     root = root.absolute()
-    stage = root / f".{os.getpid()}.rpagen-tmp"
+    stage = _stage_below(root)
     with _committer(stage) as process:
         moves = []
         for number, name in enumerate(changed):
@@ -81,6 +88,21 @@ def write_changed(root: Path, texts: Mapping[str, str], removed: Sequence[str] =
         order = {"moves": moves, "removals": [str(root / name) for name in removed]}
         _tell(process, order)
     return changed
+
+
+def check_place(path: Path) -> None:
+    """Try whether a file can be written, and leave everything as it is: for before a long run.
+
+    Raises:
+        InputError: it cannot.
+    """
+    read(path)
+    with _committer(_stage_below(path.parent)):
+        pass  # without an order, it removes all that it made
+
+
+def _stage_below(root: Path) -> Path:
+    return root.absolute() / f".{os.getpid()}.rpagen-tmp"
 
 
 @contextlib.contextmanager

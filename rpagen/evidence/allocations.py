@@ -55,10 +55,13 @@ class Allocated:
 
 
 def with_dump(flags: str, folder: Path) -> str:
-    """Flags of libtpu, and those by which it writes into `folder` what `read` reads."""
+    """Flags of libtpu, and those by which it writes into `folder` what `read` reads.
+
+    The final bundles come with it, which `rpagen/schedule` reads.
+    """
     return (
         f"{flags}{_DUMP_TO}{folder} --xla_jf_dump_llo_text=true"
-        f" --xla_jf_dump_llo_pass_label_regex=.*{_LAST_PASS}.*"
+        f" --xla_jf_dump_llo_pass_label_regex=.*({_LAST_PASS}|final_).*"
     )
 
 

@@ -12,7 +12,8 @@ infinity, or an extreme value where the dtype has neither.  Poisoned are all cac
 no token, those that this call is going to write, all pages that belong to no sequence, rows of
 queries, keys and values that belong to no token, and keys and values of a call that reads all of
 them from the cache.  Entries of `kv_lens` and `cu_q_lens` past the last sequence are far out of
-range.
+range.  Pages that were there once and that nothing may look at any more are numbers of no page:
+those before the window, and all of a sequence without new tokens.
 """
 
 from __future__ import annotations
@@ -74,6 +75,11 @@ class Case:
     data: what queries and keys are like, see `DATA`.
     poison: what must not matter is, where the dtype has it, see `POISON`.
     window: the sliding window of variants that have one, where it is not that of the geometry.
+    out_dtypes: by the dtype of queries, that of the output, where it is not the same. No kernel
+      takes a finer one.
+    last_pages: the pages of sequences are the last ones of the cache.
+    traced: the call is made as engines make it, under `jax.jit` with all operands traced.  Then
+      nobody knows which launches have no sequences, and all of them run.
     """
 
     name: str
@@ -86,10 +92,14 @@ class Case:
     data: str = "normal"
     poison: str = "nan"
     window: int | None = None
+    out_dtypes: tuple[tuple[str, str], ...] = ()
+    last_pages: bool = False
+    traced: bool = False
     sliding_window: int | None = None
     soft_cap: float | None = None
     causal: bool = True
     update_kv_cache: bool = True
+    out_dtype: str | None = None
     q_scale: float | None = None
     k_scale: float | None = None
     v_scale: float | None = None
@@ -98,6 +108,22 @@ class Case:
     def lengths(self) -> Lengths:
         """(q_len, kv_len) of every sequence, in the order of `distribution`."""
         return self.decode + self.prefill + self.mixed
+
+    @property
+    def pages_in_use(self) -> tuple[range, ...]:
+        """Which entries of its row of the page table each sequence uses.
+
+        They are those from the first key that any query sees to the last one, and none of a
+        sequence without new tokens.
+        """
+        page_size = self.geometry.page_size
+        found = []
+        for q_len, kv_len in self.lengths:
+            first = 0
+            if self.sliding_window is not None:
+                first = max(kv_len - q_len - self.sliding_window + 1, 0) // page_size
+            found.append(range(first, -(-kv_len // page_size)) if q_len else range(0))
+        return tuple(found)
 
     @property
     def num_tokens(self) -> int:
@@ -141,6 +167,7 @@ class Inputs:
         return {
             **self._scalars,
             "use_causal_mask": self.case.causal,
+            "out_dtype": self.case.out_dtype,
             "d_block_sizes": geometry.decode_blocks,
             "p_block_sizes": geometry.prefill_blocks,
             "m_block_sizes": geometry.mixed_blocks,
@@ -298,6 +325,26 @@ GQA3_PAGE8 = Geometry(
     soft_cap=3.0,
 )
 
+# More pages than 16 bits count, as small as can be.
+MANY_PAGES = Geometry(
+    name="many_pages",
+    num_q_heads=1,
+    num_kv_heads=1,
+    head_dim=64,
+    page_size=1,
+    pages_per_seq=32,
+    num_pages=(1 << 16) + 64,
+    max_seqs=6,
+    max_tokens=280,
+    chunk_prefill_size=256,
+    decode_blocks=(1, 16, 1, 16),
+    prefill_blocks=(128, 16, 64, 16),
+    mixed_blocks=(128, 16, 64, 16),
+    sm_scale=0.125,
+    sliding_window=9,
+    soft_cap=2.0,
+)
+
 NAMED_CASES = (
     # All three ranges; (1, 32) and (16, 48) end on a page edge, (1, 17) and (1, 1) start a page.
     Case(
@@ -321,6 +368,7 @@ NAMED_CASES = (
         name="gqa4_decode_only",
         geometry=GQA4_PAGE16,
         decode=((1, 300), (1, 64), (1, 65), (1, 63), (1, 2), (1, 128), (1, 33), (1, 16)),
+        traced=True,
     ),
     # Tokens fill the array to its last row; last chunks are shorter than the chunk size.
     Case(
@@ -328,12 +376,14 @@ NAMED_CASES = (
         geometry=GQA4_PAGE16,
         prefill=((16, 16), (16, 32), (16, 100), (9, 9), (1, 65), (6, 64)),
         new_kv_in_cache_dtype=True,
+        traced=True,
     ),
     # Several query blocks against several KV blocks; 304 tokens fill the page table.
     Case(
         name="gqa4_mixed_only",
         geometry=GQA4_PAGE16,
         mixed=((40, 304), (24, 24)),
+        traced=True,
     ),
     Case(
         name="mha3_three_ranges",
@@ -355,6 +405,7 @@ NAMED_CASES = (
         name="mha3_full",
         geometry=MHA3_PAGE4,
         mixed=((37, 37), (11, 59)),
+        out_dtypes=(("bfloat16", "float8_e4m3fn"), ("float32", "bfloat16")),
     ),
     Case(
         name="mqa7_three_ranges",
@@ -374,6 +425,7 @@ NAMED_CASES = (
         name="mqa7_decode_only",
         geometry=MQA7_PAGE8,
         decode=((1, 1), (1, 8), (1, 104), (1, 31), (1, 96)),
+        out_dtypes=(("bfloat16", "float8_e5m2"), ("float32", "float16")),
     ),
     Case(
         name="gqa8_three_ranges",
@@ -389,12 +441,13 @@ NAMED_CASES = (
         prefill=((3, 3),),
         mixed=((5, 69), (0, 64)),
     ),
+    # Queries that see one key or two have a maximum far below zero.
     Case(
         name="gqa4_large_logits",
         geometry=GQA4_PAGE16,
-        decode=((1, 120), (1, 16)),
-        prefill=((16, 80),),
-        mixed=((7, 33), (20, 140)),
+        decode=((1, 120), (1, 1)),
+        prefill=((16, 80), (2, 2)),
+        mixed=((7, 33), (20, 140), (3, 3)),
         data="large",
     ),
     Case(
@@ -427,6 +480,16 @@ NAMED_CASES = (
         geometry=GQA3_PAGE8,
         decode=((1, 25), (1, 24), (1, 3), (1, 9)),
         prefill=((10, 10), (10, 14), (3, 21)),
+    ),
+    # Pages and tokens whose numbers fill no 16 bits and no 8 bits; 256 tokens without keys take
+    # little time.
+    Case(
+        name="many_pages",
+        geometry=MANY_PAGES,
+        decode=((1, 20), (1, 3)),
+        prefill=((256, 0), (2, 18)),
+        mixed=((5, 12), (1, 1)),
+        last_pages=True,
     ),
 )
 
@@ -516,12 +579,17 @@ def adapt(case: Case, key: model.DispatchKey) -> Case:
     has_q_scale = key.quantization == "per_tensor_with_query"
     has_window = "sliding_window" in key.features
     geometry = case.geometry
+    if key.layout == "head_major":  # which packs the tokens of a page
+        page_size = max(geometry.page_size, model.packing(key.kv_dtype))
+        geometry = dataclasses.replace(geometry, page_size=page_size)
     return dataclasses.replace(
         case,
+        geometry=geometry,
         sliding_window=(case.window or geometry.sliding_window) if has_window else None,
         soft_cap=geometry.soft_cap if "soft_cap" in key.features else None,
         causal="bidirectional" not in key.features,
         update_kv_cache="kv_share" not in key.features,
+        out_dtype=dict(case.out_dtypes).get(key.query_dtype),
         q_scale=q_scale if has_q_scale else None,
         k_scale=k_scale if has_kv_scales else None,
         v_scale=v_scale if has_kv_scales else None,
@@ -579,14 +647,16 @@ def build(case: Case, key: model.DispatchKey, seed: int = 0) -> Inputs:
         rng,
     )
     tables = _page_tables(case, rng)
-    for (q_len, kv_len), table in zip(case.lengths, tables, strict=False):
+    for (q_len, kv_len), pages, table in zip(case.lengths, case.pages_in_use, tables, strict=False):
         in_cache = kv_len - q_len if case.update_kv_cache else kv_len
-        old_shape = (max(in_cache, 0), geometry.num_kv_heads, geometry.head_dim)
+        start = pages.start * geometry.page_size
+        tokens = max(in_cache - start, 0) if pages else 0
+        old_shape = (tokens, geometry.num_kv_heads, geometry.head_dim)
         old_keys, old_values = draw_keys(rng, old_shape), _draw_normal(rng, old_shape)
         reference.write_sequence(
             kv_cache,
             table,
-            0,
+            start,
             reference.quantize(old_keys, kv_dtype, case.k_scale),
             reference.quantize(old_values, kv_dtype, case.v_scale),
             layout,
@@ -611,16 +681,21 @@ def _page_tables(case: Case, rng: np.random.Generator) -> npt.NDArray[np.int32]:
     geometry = case.geometry
     shape = (geometry.max_seqs, geometry.pages_per_seq)
     pool = rng.permutation(geometry.num_pages)
-    used = [-(-kv_len // geometry.page_size) for _, kv_len in case.lengths]
-    free = pool[sum(used) :]
-    if case.unused_pages_invalid:
-        tables = rng.choice([-1, geometry.num_pages, _OUT_OF_RANGE], shape)
-    else:
-        tables = rng.choice(free, shape)
+    in_use = case.pages_in_use
+    if case.last_pages:
+        taken = sum(map(len, in_use))
+        pool = np.concatenate([pool[pool >= pool.size - taken], pool[pool < pool.size - taken]])
+    free = pool[sum(map(len, in_use)) :]
+    # What is there no more, such as pages before a window, is never the number of a page.
+    invalid = rng.choice([-1, geometry.num_pages, _OUT_OF_RANGE], shape)
+    tables = invalid.copy() if case.unused_pages_invalid else rng.choice(free, shape)
     first = 0
-    for table, num_pages in zip(tables, used, strict=False):
-        table[:num_pages] = pool[first : first + num_pages]
-        first += num_pages
+    for table, no_page, pages in zip(tables, invalid, in_use, strict=False):
+        table[: pages.stop] = no_page[: pages.stop]
+        if not pages:
+            table[:] = no_page
+        table[pages.start : pages.stop] = pool[first : first + len(pages)]
+        first += len(pages)
     return tables.astype(np.int32)
 
 

@@ -29,23 +29,17 @@ from jax.sharding import (
     PartitionSpec,
 )
 
-from rpagen.evidence import allocations
+from rpagen.evidence import allocations, libtpu, options, workers
 from rpagen.evidence.allocations import Allocated
 from rpagen.evidence.devices import DEVICES
 from rpagen.evidence.shapes import CallShape
 from rpagen.spec import budget
 
-# Without these, libtpu looks for the machine's own TPU, and locks it for one process.
-_ENVIRONMENT = {
-    "TPU_SKIP_MDS_QUERY": "1",
-    "TPU_ACCELERATOR_TYPE": "v5litepod-4",
-    "TPU_WORKER_HOSTNAMES": "localhost",
-    "TPU_LOG_DIR": "disabled",
-    "ALLOW_MULTIPLE_LIBTPU_LOAD": "1",
-}
-
 # Of a cache: it makes no difference to the kernels, and HBM shall not be what is too small.
 _MOST_PAGES = 1024
+
+_WINDOW = 100
+"""Tokens, of a variant that has one: no multiple of a page or a block."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -73,7 +67,7 @@ def compile_variant(module: Any, generation: str, shape: CallShape, **options: A
     """
     device = _device(generation)
     module.support.DEVICE_KINDS.setdefault(device.device_kind, generation)
-    _empty(_dump())
+    _empty(dump())
     mesh = AbstractMesh(
         (1,),
         ("x",),
@@ -91,6 +85,7 @@ def compile_variant(module: Any, generation: str, shape: CallShape, **options: A
                 in_shardings=sharding,
                 out_shardings=sharding,
                 donate_argnums=(3,),
+                keep_unused=True,  # so that each parameter of the program is where it is here
             )
             .trace(*operands_of(module, shape))
             .lower(lowering_platforms=("tpu",))
@@ -98,7 +93,7 @@ def compile_variant(module: Any, generation: str, shape: CallShape, **options: A
         )
     seconds = time.monotonic() - start
     planned = budget.launch_parts(options.get("chunk_prefill_size"))
-    return Compiled(seconds, allocations.read(_dump(), planned))
+    return Compiled(seconds, allocations.read(dump(), planned))
 
 
 def operands_of(module: Any, shape: CallShape) -> tuple[jax.ShapeDtypeStruct, ...]:
@@ -127,16 +122,13 @@ def operands_of(module: Any, shape: CallShape) -> tuple[jax.ShapeDtypeStruct, ..
     )
 
 
-def options_of(variant: Any) -> dict[str, Any]:
+def options_of(variant: Any) -> dict[str, object]:
     """The keyword arguments that a variant's features and scales ask for, with usual values."""
-    options: dict[str, Any] = {}
-    if "sliding_window" in variant.features:
-        options["sliding_window"] = 100
-    if "soft_cap" in variant.features:
-        options["soft_cap"] = 30.0
-    if variant.quantization == "per_tensor_with_query":
-        options["q_scale"] = 0.1
-    return options
+    return options.usual(
+        features=variant.features,
+        quantization=variant.quantization,
+        sliding_window=_WINDOW if "sliding_window" in variant.features else None,
+    )
 
 
 def _device(generation: str) -> Any:
@@ -148,14 +140,16 @@ def _device(generation: str) -> Any:
 
 @functools.cache
 def _set_environment() -> None:
-    for name, value in _ENVIRONMENT.items():
+    for name, value in libtpu.VARIABLES.items():
         os.environ.setdefault(name, value)
+    if "XLA_FLAGS" in os.environ:  # libtpu reads these too, and ends where it does not know one
+        os.environ["XLA_FLAGS"] = workers.without_ours(os.environ["XLA_FLAGS"])
     flags = os.environ.get("LIBTPU_INIT_ARGS", "")
-    os.environ["LIBTPU_INIT_ARGS"] = allocations.with_dump(flags, _dump())
+    os.environ["LIBTPU_INIT_ARGS"] = allocations.with_dump(flags, dump())
 
 
-def _dump() -> Path:
-    """Where libtpu writes what it allocates: one folder, since it reads its flags once."""
+def dump() -> Path:
+    """Where libtpu writes what it made of the last call; it reads its flags once."""
     return Path(_dump_folder().name)
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 
+from rpagen.evidence.libtpu import TOPOLOGIES
 from rpagen.spec import rules
 from rpagen.spec.model import GENERATIONS, Exclusion, Variant
 
@@ -16,21 +17,18 @@ class Device:
     exclusions: tuple[Exclusion, ...] = ()
 
 
-DEVICES = {
-    "v4": Device(
-        "v4:2x2x1",
-        # libtpu: "Unsupported matmul RHS type on target: vector<128x128xf8E4M3FN>"
-        (
-            Exclusion(
-                {"quantization": ("per_tensor_with_query",)},
-                "the matrix unit of v4 does not multiply 8-bit floats",
-            ),
+_EXCLUSIONS = {
+    # libtpu: "Unsupported matmul RHS type on target: vector<128x128xf8E4M3FN>"
+    "v4": (
+        Exclusion(
+            {"quantization": ("per_tensor_with_query",)},
+            "the matrix unit of v4 does not multiply 8-bit floats",
         ),
     ),
-    "v5e": Device("v5e:2x2"),
-    "v5p": Device("v5p:2x2x1"),
-    "v6e": Device("v6e:2x2"),
-    "v7x": Device("tpu7x:2x2x1"),
+}
+
+DEVICES = {
+    name: Device(topology, _EXCLUSIONS.get(name, ())) for name, topology in TOPOLOGIES.items()
 }
 
 

@@ -22,7 +22,7 @@ from typing import Any
 from rpagen import errors
 from rpagen.commands import shared
 from rpagen.console import ProgressBar, first_line, table
-from rpagen.emit import resources
+from rpagen.emit import resources, write
 from rpagen.evidence import calls, mutants, records, validate, workers
 from rpagen.evidence.mutants import Fault
 from rpagen.spec import expand
@@ -32,7 +32,10 @@ SEEDS = (0, 1)
 """Of the calls at random times that are tried last."""
 
 
-ANSWERS = ("AssertionError", "RaceError", "DeadlockError", "LeftoverError", "IndexError")
+ANSWERS = (
+    *("AssertionError", "RaceError", "DeadlockError", "LeftoverError", "IndexError"),
+    "PrecisionError",
+)
 """The errors by which the instrument finds a fault, by name."""
 
 
@@ -168,6 +171,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
             f"no mutation has {errors.quoted(options.only)} in its name or its place: give --only"
             " less of it, or leave it away to see all"
         )
+    if options.record is not None:
+        try:
+            write.check_place(options.record)
+        except errors.InputError as error:
+            parser.error(str(error))
     start = time.monotonic()
     verdicts: list[Verdict] = []
     try:

@@ -184,6 +184,24 @@ MUTATIONS: tuple[Mutation, ...] = (
         "first_query - launch.sliding_window + 1 + launch.page_size",
     ),
     Mutation(
+        "a token's window is fetched from a page early",
+        "span_of_token",
+        "jnp.maximum(kv_len - launch.sliding_window, 0)",
+        "jnp.maximum(kv_len - (launch.sliding_window + launch.page_size), 0)",
+    ),
+    Mutation(
+        "a query block's window is fetched from a page early",
+        "span_of_query_block",
+        "jnp.maximum(first_query - launch.sliding_window + 1, 0)",
+        "jnp.maximum(first_query - (launch.sliding_window + launch.page_size) + 1, 0)",
+    ),
+    Mutation(
+        "keys of a sequence without new tokens are fetched",
+        "span_of_query_block",
+        "end=jnp.where(rows > 0, ",
+        "end=jnp.where((rows > 0) | (query_block == 0), ",
+    ),
+    Mutation(
         "later query blocks have the positions of the first",
         "span_of_query_block",
         "kv_len - new_tokens + offset",
@@ -311,6 +329,44 @@ MUTATIONS: tuple[Mutation, ...] = (
         "span_ends",
     ),
     Mutation("a launch begins at the first sequence", "start_turns", "= first_sequence", "= 0"),
+    # Numbers that are cut.
+    Mutation(
+        "pages are fetched by 10 bits of their numbers",
+        "start_kv_fetch",
+        "operands.page_indices_ref[first_page + page]",
+        "(operands.page_indices_ref[first_page + page] & 1023)",
+    ),
+    Mutation(
+        "pages are fetched by 16 bits of their numbers",
+        "start_kv_fetch",
+        "operands.page_indices_ref[first_page + page]",
+        "(operands.page_indices_ref[first_page + page] & 65535)",
+    ),
+    Mutation(
+        "tokens are written by 10 bits of a page's number",
+        "start_cache_update",
+        "operands.page_indices_ref[span.sequence * launch.pages_per_sequence + page]",
+        "(operands.page_indices_ref[span.sequence * launch.pages_per_sequence + page] & 1023)",
+    ),
+    Mutation(
+        "a token is written by a signed page number of 16 bits",
+        "start_token_cache_update",
+        "operands.page_indices_ref[span.sequence * launch.pages_per_sequence + page]",
+        "operands.page_indices_ref[span.sequence * launch.pages_per_sequence + page]"
+        ".astype(jnp.int16).astype(jnp.int32)",
+    ),
+    Mutation(
+        "new tokens are scattered by 16 bits of a page's number",
+        "write_new_tokens",
+        "page = page_indices[",
+        "page = 65535 & page_indices[",
+    ),
+    Mutation(
+        "a query block has 8 bits of its token's number",
+        "span_of_query_block",
+        "sequence_token = operands.cu_q_lens_ref[sequence]",
+        "sequence_token = operands.cu_q_lens_ref[sequence] & 255",
+    ),
     # The cache update.
     Mutation(
         "the first token of a block is not written",
@@ -550,6 +606,18 @@ MUTATIONS: tuple[Mutation, ...] = (
         "jnp.max(scores, axis=1, keepdims=True) + 0.0 * old_maximum",
     ),
     Mutation(
+        "scores are products of bfloat16 passes",
+        "score_and_softmax",
+        "precision=lax.Precision.HIGHEST,",
+        "",
+    ),
+    Mutation(
+        "weighted values are products of bfloat16 passes",
+        "accumulate",
+        "lax.Precision.HIGHEST",
+        "lax.Precision.HIGH",
+    ),
+    Mutation(
         "the sum is not rescaled",
         "score_and_softmax",
         "rescale * softmax.sum_ref",
@@ -560,6 +628,13 @@ MUTATIONS: tuple[Mutation, ...] = (
         "reset_softmax",
         "softmax.sum_ref[...] = jnp.zeros(softmax.sum_ref.shape, jnp.float32)",
         "pass",
+    ),
+    Mutation(
+        "the maximum begins at zero",
+        "reset_softmax",
+        "LOWEST_MAXIMUM",
+        "0.0",
+        harmless={"soft_cap": "scores are at least minus the cap, so that no sum underflows"},
     ),
     Mutation(
         "the accumulator begins where the last one ended",
@@ -660,6 +735,13 @@ MUTATIONS: tuple[Mutation, ...] = (
         "output goes to the first rows", "start_output", "pl.ds(span.first_token,", "pl.ds(0,"
     ),
     Mutation(
+        "output of queries without keys is not written",
+        "start_output",
+        "    outputs.rows_ref[slot] = span.rows\n",
+        "    span = span._replace(rows=jnp.where(span.end > span.start, span.rows, 0))\n"
+        "    outputs.rows_ref[slot] = span.rows\n",
+    ),
+    Mutation(
         "a token's output goes to the next row",
         "start_token_output",
         "span.first_token",
@@ -676,6 +758,12 @@ MUTATIONS: tuple[Mutation, ...] = (
         "prefill_and_mixed_kernel",
         "bounds_ref[launch.first_bound]",
         "bounds_ref[2 if launch.name == 'mixed' else launch.first_bound]",
+    ),
+    Mutation(
+        "a launch without sequences fetches queries",
+        "prefill_and_mixed_kernel",
+        "@pl.when(first_sequence < end_sequence)\n    def fetch_first_queries",
+        "@pl.when(first_sequence <= end_sequence)\n    def fetch_first_queries",
     ),
     # The walk over blocks, and what happens around the launches.
     Mutation(
@@ -701,6 +789,12 @@ MUTATIONS: tuple[Mutation, ...] = (
         "prefill_and_mixed_kernel",
         "start + index * launch.compute_block",
         "start",
+    ),
+    Mutation(
+        "the output keeps the dtype of the queries",
+        "run_launches",
+        "return out.astype(out_dtype), kv_cache",
+        "return out, kv_cache",
     ),
     Mutation("the key scale is ignored", "ragged_paged_attention", " * k_scale", ""),
     Mutation(

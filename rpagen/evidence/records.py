@@ -90,8 +90,10 @@ def write_text(file: Path, text: str) -> None:
 
 
 def read(file: Path) -> Any:
-    """A record, or None where there is none."""
-    try:
-        return json.loads(file.read_text(encoding="utf-8"))
-    except FileNotFoundError:
-        return None
+    """What a record holds.
+
+    Raises:
+        OSError: it cannot be read, or there is none.
+        ValueError: it is no JSON.
+    """
+    return json.loads(file.read_text(encoding="utf-8"))

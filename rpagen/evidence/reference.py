@@ -138,8 +138,9 @@ def reference(
             write_sequence(
                 kv_cache, tables[seq], kv_len - q_len, keys[tokens], values[tokens], layout
             )
+        first_key = _first_visible_key(q_len, kv_len, sliding_window)
         seq_keys, seq_values = read_sequence(
-            kv_cache, tables[seq], kv_len, num_kv_heads, head_dim, layout
+            kv_cache, tables[seq], first_key, kv_len, num_kv_heads, head_dim, layout
         )
         seq_keys = dequantize(seq_keys, k_scale)
         seq_values = dequantize(seq_values, v_scale)
@@ -150,7 +151,7 @@ def reference(
             q_positions = np.arange(start, stop) + kv_len - q_len
             visible = visible_keys(
                 q_positions, kv_len, sliding_window=sliding_window, causal=causal
-            )
+            )[:, first_key:]
             for kv_head in range(num_kv_heads):
                 heads = slice(kv_head * group, (kv_head + 1) * group)
                 attention = _attend(
@@ -164,6 +165,16 @@ def reference(
                 out[rows, heads], lse[rows, heads], noise[rows, heads] = attention
 
     return Result(out=out, lse=lse, written=written, kv_cache=kv_cache, noise=noise)
+
+
+def _first_visible_key(q_len: int, kv_len: int, sliding_window: int | None) -> int:
+    """The position of the first key that a query of a sequence sees: all pages before are unknown.
+
+    It is `kv_len` where there are no queries.
+    """
+    if not q_len:
+        return kv_len
+    return 0 if sliding_window is None else max(kv_len - q_len - sliding_window + 1, 0)
 
 
 def visible_keys(
@@ -318,31 +329,45 @@ def write_sequence(
       layout: one of `model.LAYOUTS`.
     """
     positions = np.arange(start, start + len(keys))
+    page_size = _page_size(kv_cache, layout)
     packed = pack(keys, values, layout)
     if layout == "head_interleaved":
-        page_size = kv_cache.shape[1]
         kv_cache[pages[positions // page_size], positions % page_size] = packed
     else:
-        page_size = kv_cache.shape[2]
         kv_cache[pages[positions // page_size], :, positions % page_size] = packed
 
 
 def read_sequence(
-    kv_cache: Array, pages: Array, kv_len: int, num_kv_heads: int, head_dim: int, layout: str
+    kv_cache: Array,
+    pages: Array,
+    start: int,
+    kv_len: int,
+    num_kv_heads: int,
+    head_dim: int,
+    layout: str,
 ) -> tuple[Array, Array]:
-    """Keys and values of positions 0 to `kv_len` of a sequence.
+    """Keys and values of positions `start` to `kv_len` of a sequence.
 
     Only pages that hold such positions are looked up.  Returns two arrays
-    [kv_len, kv heads, head dim] in the cache's dtype.
+    [kv_len - start, kv heads, head dim] in the cache's dtype.
+
+    Raises:
+      IndexError: if one of these pages is none of the cache.
     """
-    positions = np.arange(kv_len)
+    positions = np.arange(start, kv_len)
+    page_size = _page_size(kv_cache, layout)
+    of_positions = pages[positions // page_size]
+    if (of_positions < 0).any():  # which NumPy would count from the end
+        raise IndexError(f"positions {start} to {kv_len} are in the pages {pages}")
     if layout == "head_interleaved":
-        page_size = kv_cache.shape[1]
-        packed = kv_cache[pages[positions // page_size], positions % page_size]
+        packed = kv_cache[of_positions, positions % page_size]
     else:
-        page_size = kv_cache.shape[2]
-        packed = kv_cache[pages[positions // page_size], :, positions % page_size]
+        packed = kv_cache[of_positions, :, positions % page_size]
     return unpack(packed, num_kv_heads, head_dim, layout)
+
+
+def _page_size(kv_cache: Array, layout: str) -> int:
+    return int(kv_cache.shape[1 if layout == "head_interleaved" else 2])
 
 
 def _align(value: int, multiple: int) -> int:

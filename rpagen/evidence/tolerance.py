@@ -4,14 +4,17 @@ Numerics `exact` promise the following, and every term below follows from it.  S
 exponentials, sums and the accumulator are float32.  Products of queries and keys enter the matrix
 unit exactly (8-bit keys are exact in bfloat16) and are summed in float32.  For bfloat16 queries
 the probabilities p, not their sum, are rounded to bfloat16 for the product with V; for float32
-queries they are not.  The output is rounded once, to its dtype.
+queries they are not.  The output is rounded once, to the dtype of the queries, and once more where
+another one is asked for.
 
 Write w_k for the softmax weights of one query, v_k for one lane of the values, o = sum_k w_k v_k
 for the exact output, n for the number of keys the query sees, d for the head dim, s_k for the
 scores, m for their maximum, and u(T) for the unit roundoff of dtype T, 2**-8 for bfloat16 and
-2**-24 for float32.  To first order the error of an element of the output is the sum of:
+2**-24 for float32, say.  To first order the error of an element of the output is the sum of:
 
-1. Rounding of the output: at most u(out) |o|.  A hard bound.
+1. Rounding of the output: at most u(out) |o|, or half of the smallest number of a dtype that ends
+   near 0, such as float8_e4m3fn.  Where it is coarser than the dtype of the queries, the rounding
+   to that one comes first, and adds its own.  A hard bound.
 
 2. Rounding of p to bfloat16: sum_k w_k v_k r_k with |r_k| <= u(bfloat16).  Hard bound:
    u sum_k w_k |v_k|.  The roundings of different keys are independent, so this is far from
@@ -60,6 +63,7 @@ import dataclasses
 import math
 from typing import TYPE_CHECKING, Any
 
+import ml_dtypes
 import numpy as np
 import numpy.typing as npt
 
@@ -74,7 +78,6 @@ SIGMAS = 6
 EXP_ROUNDINGS = 4
 CONSTANT_ROUNDINGS = 4
 
-_UNIT_ROUNDOFF = {"float32": 2.0**-24, "bfloat16": 2.0**-8}
 # Below this, probabilities that are flushed to zero may show: up to 2**20 of them, each less than
 # 2**-126, times values of up to 2**16.
 _FLUSHED = 2.0**-90
@@ -161,16 +164,27 @@ def propagate(
 
 
 def bound(result: reference.Result, *, query_dtype: str, out_dtype: str) -> Float64Array:
-    """The largest error that is tolerated, for every element of the output."""
+    """The largest error that is tolerated, for every element of the output.
+
+    Both dtypes are floating ones, of any width.
+    """
     noise = result.noise
-    u_out = _UNIT_ROUNDOFF[out_dtype]
-    u_float32 = _UNIT_ROUNDOFF["float32"]
+    u_out = _unit_roundoff(out_dtype)
+    u_query = _unit_roundoff(query_dtype)
+    if u_query < u_out:  # rounded to both, to that of the queries first
+        u_out += u_query * (1 + u_out)
+    u_float32 = _unit_roundoff("float32")
     deviations = SIGMAS / math.sqrt(3)
     error = u_float32 * (deviations * noise.float32 + CONSTANT_ROUNDINGS * noise.covariance)
     if query_dtype != "float32":
-        u_probability = _UNIT_ROUNDOFF["bfloat16"]
+        u_probability = _unit_roundoff("bfloat16")
         error += u_probability * np.minimum(deviations * noise.probability, noise.magnitude)
-    return (1 + u_out) * error + u_out * np.abs(result.out) + _FLUSHED
+    smallest = float(ml_dtypes.finfo(out_dtype).smallest_subnormal)  # type: ignore[no-untyped-call]
+    return (1 + u_out) * error + u_out * np.abs(result.out) + smallest / 2 + _FLUSHED
+
+
+def _unit_roundoff(dtype: str) -> float:
+    return float(ml_dtypes.finfo(dtype).eps) / 2  # type: ignore[no-untyped-call]
 
 
 def assert_close(

@@ -50,7 +50,10 @@ def work(folder: Path, variant: Variant, chosen: Sequence[Call]) -> list[Work]:
 
     def compiled_for(call: Call) -> tuple[object, ...]:
         case = call.case
-        return (case.geometry.name, case.sliding_window, case.new_kv_in_cache_dtype)
+        return (
+            *(case.geometry.name, case.sliding_window, case.new_kv_in_cache_dtype),
+            *(case.out_dtype, case.traced),
+        )
 
     groups: dict[tuple[object, ...], list[Call]] = {}
     for call in chosen:

@@ -116,12 +116,17 @@ def set_environment() -> None:
 
 def environment() -> dict[str, str]:
     """The variables of processes that run kernels in interpret mode."""
-    flags = os.environ.get("XLA_FLAGS", "").split()
+    flags = without_ours(os.environ.get("XLA_FLAGS", ""))
     return {
         # With libtpu installed and no TPU, jax would look for one.
         "JAX_PLATFORMS": "cpu",
-        "XLA_FLAGS": " ".join([*(each for each in flags if each not in _flags()), *_flags()]),
+        "XLA_FLAGS": " ".join([*flags.split(), *_flags()]),
     }
+
+
+def without_ours(flags: str) -> str:
+    """Flags of XLA without those of `environment`, which libtpu need not know."""
+    return " ".join(each for each in flags.split() if each not in _flags())
 
 
 # The interpreter's programs run once or twice: to compile them well, or by several threads beside

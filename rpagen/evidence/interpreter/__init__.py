@@ -22,8 +22,8 @@ by its name in the kernel.
 
 Besides the transforms, these faults raise here, and pass, print or hang in JAX's own interpret
 mode: a negative index, an index outside of the view it is applied to, a DMA out of bounds that is
-never waited for, a wait that nothing can meet, and whatever a kernel has not waited for when it
-ends.
+never waited for, a wait that nothing can meet, whatever a kernel has not waited for when it ends,
+and a product of float32 matrices that a CPU computes more exactly than a TPU would.
 
 Not handled: masked loads, which do not lower for TPU either; bitcasts of types narrower than a
 byte; loads of stride 0; reads past the end of a buffer that yield uninitialized values; and
@@ -40,7 +40,19 @@ enter it in two threads at once.
 from __future__ import annotations
 
 from rpagen.evidence.interpreter.context import tpu_interpret_mode
-from rpagen.evidence.interpreter.errors import DeadlockError, LeftoverError, RaceError
+from rpagen.evidence.interpreter.errors import (
+    DeadlockError,
+    LeftoverError,
+    PrecisionError,
+    RaceError,
+)
 from rpagen.evidence.interpreter.views import RefView
 
-__all__ = ["DeadlockError", "LeftoverError", "RaceError", "RefView", "tpu_interpret_mode"]
+__all__ = [
+    "DeadlockError",
+    "LeftoverError",
+    "PrecisionError",
+    "RaceError",
+    "RefView",
+    "tpu_interpret_mode",
+]

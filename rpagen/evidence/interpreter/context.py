@@ -9,6 +9,7 @@ from collections.abc import Iterator
 from typing import Any, Literal
 
 import jax
+from jax._src.lax import lax as jax_lax
 from jax._src.pallas import primitives as pallas_primitives
 from jax._src.pallas.mosaic.interpret import interpret_pallas_call as interpret
 from jax._src.pallas.mosaic.interpret import shared_memory
@@ -49,14 +50,16 @@ def tpu_interpret_mode(
       dma_execution_mode: "on_wait" runs a DMA as late as its wait allows and the last one first,
         "eager" at its start, "random" at any time from its start to its wait, in any order.
       seed: of "random"; on a single core, all that happens follows from it.
-      uninitialized_memory: what a buffer or an output holds before it is written: "nan" is NaN,
-        the lowest signed and the highest unsigned integer.
+      uninitialized_memory: what a buffer, an output or `jax.lax.empty` holds before it is
+        written: "nan" is NaN, the lowest signed and the highest unsigned integer.
 
     Raises:
       IndexError: on an access outside of the view or the buffer it goes to.
       RaceError: on a race, if `detect_races`.
       DeadlockError: on a wait that nothing can meet, on a single core.
       LeftoverError: if a kernel ends before all DMAs and all signals were waited for.
+      PrecisionError: if a kernel is traced that multiplies float32 matrices below the highest
+        precision.
     """
     settings = memory.Settings(detect_races, dma_execution_mode, random.Random(seed))
     params = _ExtendedInterpretParams(
@@ -67,6 +70,9 @@ def tpu_interpret_mode(
             stack.enter_context(_replaced(owner, name, replacement))
         new_memory = functools.partial(memory.Memory, settings=settings)
         stack.enter_context(_replaced(shared_memory, "SharedMemory", new_memory))
+        # What is traced inside is kept apart from what is traced outside: see the parameters.
+        empty = functools.partial(primitives.empty, uninitialized_memory)
+        stack.enter_context(_replaced(jax_lax.empty_p, "bind", empty))
         stack.enter_context(pltpu.force_tpu_interpret_mode(params))
         stack.callback(pltpu.reset_tpu_interpret_mode_state)
         try:

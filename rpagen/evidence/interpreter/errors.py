@@ -13,3 +13,7 @@ class DeadlockError(RuntimeError):
 
 class LeftoverError(RuntimeError):
     """A kernel, or the scope of a buffer, ends before everything in it was waited for."""
+
+
+class PrecisionError(RuntimeError):
+    """A product of float32 matrices is left to a precision that is less than float32 on a TPU."""

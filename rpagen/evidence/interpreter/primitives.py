@@ -17,6 +17,8 @@ from jax._src.state import primitives as state_primitives
 from jax.experimental.pallas import tpu as pltpu
 
 from rpagen.evidence.interpreter.accesses import reports_failure, running_memory
+from rpagen.evidence.interpreter.errors import PrecisionError
+from rpagen.evidence.interpreter.memory import format_source
 
 _interpret_pallas_call_in_jax = interpret.interpret_pallas_call
 _interpret_jaxpr_in_jax = interpret._interpret_jaxpr
@@ -41,16 +43,37 @@ def interpret_jaxpr(jaxpr: Any, *args: Any, token: Any, **kwargs: Any) -> Any:
 
     The interpreter orders loads among the other accesses, and `accesses.get` recognizes this one
     by its memory space.
+
+    Raises:
+      PrecisionError: if a product of float32 matrices is of no full precision.
     """
     naming = _naming.get()
     if any(jaxpr is each for each in naming):
         token = _name_refs(jaxpr, args[len(jaxpr.constvars) :], token)
     for eqn in jaxpr.eqns:
+        if eqn.primitive is jax.lax.dot_general_p:
+            _check_precision(eqn)
         if eqn.primitive is primitives.run_scoped_p:
             naming.append(eqn.params["jaxpr"])
     if any(eqn.primitive is primitives.semaphore_read_p for eqn in jaxpr.eqns):
         jaxpr = jaxpr.replace(eqns=[_load_semaphore(eqn) for eqn in jaxpr.eqns])
     return _interpret_jaxpr_in_jax(jaxpr, *args, token=token, **kwargs)
+
+
+def _check_precision(dot: Any) -> None:
+    """Refuses a product of float32 matrices that a TPU would make of bfloat16 passes.
+
+    A CPU computes it in float32 whatever its precision, so that no number would show it.
+    """
+    operands = [var.aval.dtype for var in dot.invars]
+    precision = dot.params["precision"]
+    if jnp.float32 in operands and precision != 2 * (jax.lax.Precision.HIGHEST,):
+        left, right = (each.name for each in operands)
+        raise PrecisionError(
+            f"the product of {left} and {right} matrices"
+            f"{format_source(dot.source_info)} has the precision {precision}: a TPU makes it of"
+            " bfloat16 passes unless it is jax.lax.Precision.HIGHEST"
+        )
 
 
 def _name_refs(jaxpr: Any, ids: Sequence[Any], token: Any) -> Any:
@@ -96,6 +119,15 @@ def reciprocal(x: jax.Array, *, approx: bool, full_range: bool) -> jax.Array:
     """Computes `pltpu.reciprocal`, whose lowering on CPU turns an approximate bf16 into f32."""
     del full_range
     return jnp.reciprocal(x.astype(jnp.bfloat16) if approx else x).astype(x.dtype)
+
+
+def empty(uninitialized_memory: str, *, shape: Any, dtype: Any, out_sharding: Any) -> jax.Array:
+    """Computes `jax.lax.empty`, which is zeros on a CPU and whatever was there on a TPU.
+
+    shape, dtype, out_sharding: the parameters of the primitive.
+    """
+    value = np.array(uninitialized_value(dtype, uninitialized_memory), dtype)
+    return jax.lax.broadcast(value, shape, out_sharding=out_sharding)
 
 
 def uninitialized_value(dtype: Any, uninitialized_memory: str) -> Any:

@@ -206,6 +206,31 @@ class Found:
             for name in record.digests
         }
 
+    @property
+    def wrong(self) -> set[str]:
+        """The variants of which a record says that something is not well."""
+        tried = [each for each in (self.validation, self.hardware) if each is not None]
+        compiled = [each for each in (self.compilation, self.compilation_large) if each is not None]
+        return {
+            *(
+                of.variant
+                for record in tried
+                for of in record.variants
+                if not all(call.is_well for call in of.calls)
+            ),
+            *(
+                mutant.variant
+                for mutant in (self.mutants.mutants if self.mutants else ())
+                if not mutant.is_killed
+            ),
+            *(
+                outcome.variant
+                for record in compiled
+                for outcome in record.outcomes
+                if not outcome.is_well
+            ),
+        }
+
 
 def read(folder: Path) -> Found:
     """All records of a folder.
@@ -219,13 +244,13 @@ def read(folder: Path) -> Found:
 def _read(file: Path, source: Source) -> Any:
     try:
         found = records.read(file)
+    except FileNotFoundError:
+        return None
     except OSError as error:
         raise _refused(file, source, f"cannot be read: {error.strerror}") from error
     except (ValueError, RecursionError) as error:
         said = errors.escaped(str(error)) if isinstance(error, ValueError) else "nested too deeply"
         raise _refused(file, source, f"is no JSON: {said}") from error
-    if found is None:
-        return None
     try:
         record = typed.convert(source.form, found)
         source.check(record)

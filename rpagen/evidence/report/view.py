@@ -289,7 +289,11 @@ class RecordRow:
 
 @dataclasses.dataclass(frozen=True)
 class Page:
-    """All of it. unknown: variants in the records that no spec makes."""
+    """All of it.
+
+    unknown: variants in the records that no spec makes. unknown_bad: those of them of which a
+    record says that something is not well.
+    """
 
     generations: tuple[str, ...]
     figures: tuple[Figure, ...]
@@ -297,6 +301,7 @@ class Page:
     records: tuple[RecordRow, ...]
     rows: tuple[Row, ...]
     unknown: tuple[str, ...]
+    unknown_bad: tuple[str, ...]
 
     @property
     def names(self) -> frozenset[str]:
@@ -346,6 +351,7 @@ def make(
         ),
         rows=rows,
         unknown=tuple(sorted(found.named - names)),
+        unknown_bad=tuple(sorted(found.wrong - names)),
     )
 
 

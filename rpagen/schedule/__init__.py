@@ -1,0 +1,1 @@
+"""How long a kernel takes: the TPU compiler's own schedule, read and run without a TPU."""
