@@ -501,7 +501,7 @@ def test_a_dump_of_another_form_is_refused(tmp_path, files, wrong):
 @needs_libtpu
 def test_a_dump_that_is_not_written_is_said_and_not_stamped(run, monkeypatch, tmp_path):
     aot._set_environment()  # libtpu dumps where this says, whatever comes after
-    monkeypatch.setattr(aot, "_dump", lambda: tmp_path / "elsewhere")
+    monkeypatch.setattr(aot, "dump", lambda: tmp_path / "elsewhere")
     (tmp_path / "elsewhere").mkdir()
     arguments = ("compile", "rpa", "--device", "v6e", "--stamps", tmp_path / "stamps")
     status, out, err = run(*arguments)
