@@ -193,8 +193,8 @@ def test_ours_is_named_by_what_calls_it_too(tmp_path, monkeypatch):
     for name in files:
         (tmp_path / name).write_text("changed")
         names[name] = [found.name(ours), found.name(theirs)]
-    assert len({ours for ours, _ in names.values()}) == 6
-    assert len({theirs for _, theirs in names.values()}) == 3
+    assert len({ours for ours, _ in names.values()}) == 7
+    assert len({theirs for _, theirs in names.values()}) == 4
 
 
 def test_what_killed_processes_left_is_removed(tmp_path):

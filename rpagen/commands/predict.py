@@ -5,13 +5,13 @@ from __future__ import annotations
 import argparse
 import dataclasses
 from collections.abc import Iterator, Sequence
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 from rpagen import errors
 from rpagen.commands import shared, targets
 from rpagen.console import ProgressBar, first_line, table
 from rpagen.errors import RpagenError
+from rpagen.evidence import libtpu
 from rpagen.spec.model import GENERATIONS, Variant
 
 if TYPE_CHECKING:
@@ -117,7 +117,7 @@ def run(options: argparse.Namespace) -> int:
     from rpagen.schedule import workloads
 
     if options.flags is not None:
-        print(_flags(options.flags))
+        print(libtpu.dump_flags(options.flags))
         return shared.ALL_WELL
     _refuse_ignored(options)
     shared.check_places(options, "trace", "html")
@@ -144,13 +144,6 @@ class _Found:
 
     prediction: Prediction
     loops: Sequence[tuple[str, Part]] = ()
-
-
-def _flags(folder: Path) -> str:
-    return (
-        f"--xla_jf_dump_to={folder} --xla_jf_dump_llo_text=true"
-        " --xla_jf_dump_llo_pass_label_regex=.*final_.*"
-    )
 
 
 def _refuse_ignored(options: argparse.Namespace) -> None:

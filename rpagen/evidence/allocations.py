@@ -16,10 +16,10 @@ from pathlib import Path
 
 from rpagen.console import counted
 from rpagen.errors import InputError
+from rpagen.evidence import libtpu
 from rpagen.spec.axes import LAUNCHES
 
 _LAST_PASS = "post-delay-converter"
-_DUMP_TO = " --xla_jf_dump_to="
 
 _KERNEL = re.compile(rf"_({'|'.join(LAUNCHES)})_p\d+_q.*-{_LAST_PASS}\.txt")  # from profile_name
 _ALLOCATION = re.compile(
@@ -59,15 +59,12 @@ def with_dump(flags: str, folder: Path) -> str:
 
     The final bundles come with it, which `rpagen/schedule` reads.
     """
-    return (
-        f"{flags}{_DUMP_TO}{folder} --xla_jf_dump_llo_text=true"
-        f" --xla_jf_dump_llo_pass_label_regex=.*({_LAST_PASS}|final_).*"
-    )
+    return f"{flags} {libtpu.dump_flags(folder, f'({_LAST_PASS}|{libtpu.FINAL})')}"
 
 
 def without_dump(flags: str) -> str:
     """What `with_dump` was given."""
-    return flags.partition(_DUMP_TO)[0]
+    return flags.partition(f" {libtpu.DUMP_TO}")[0]
 
 
 def read(folder: Path, planned: Collection[str]) -> dict[str, Allocated]:

@@ -19,17 +19,8 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
-import numpy as np
-from jax.sharding import (
-    AbstractDevice,
-    AbstractMesh,
-    AxisType,
-    Mesh,
-    NamedSharding,
-    PartitionSpec,
-)
 
-from rpagen.evidence import allocations, libtpu, options, workers
+from rpagen.evidence import ahead, allocations, libtpu, options, workers
 from rpagen.evidence.allocations import Allocated
 from rpagen.evidence.devices import DEVICES
 from rpagen.evidence.shapes import CallShape
@@ -68,28 +59,14 @@ def compile_variant(module: Any, generation: str, shape: CallShape, **options: A
     device = _device(generation)
     module.support.DEVICE_KINDS.setdefault(device.device_kind, generation)
     _empty(dump())
-    mesh = AbstractMesh(
-        (1,),
-        ("x",),
-        axis_types=(AxisType.Auto,),
-        abstract_device=AbstractDevice(device_kind=device.device_kind, num_cores=1, platform="tpu"),
-    )
-    one_device = Mesh(np.array([device]), ("x",), axis_types=(AxisType.Auto,))
-    whole: Any = PartitionSpec  # it has no types of its own
-    sharding = NamedSharding(one_device, whole())
     start = time.monotonic()
-    with jax.sharding.use_abstract_mesh(mesh):
-        (
-            jax.jit(
-                lambda *operands: module.ragged_paged_attention(*operands, **options),
-                in_shardings=sharding,
-                out_shardings=sharding,
-                donate_argnums=(3,),
-                keep_unused=True,  # so that each parameter of the program is where it is here
-            )
-            .trace(*operands_of(module, shape))
-            .lower(lowering_platforms=("tpu",))
-            .compile()
+    with ahead.traced_for(device) as sharding:
+        ahead.compile_call(
+            lambda *operands: module.ragged_paged_attention(*operands, **options),
+            operands_of(module, shape),
+            sharding,
+            donated=(3,),
+            keep_unused=True,  # a workload gives its integers by their place among the operands
         )
     seconds = time.monotonic() - start
     planned = budget.launch_parts(options.get("chunk_prefill_size"))

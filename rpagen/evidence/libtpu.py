@@ -21,3 +21,18 @@ VARIABLES = {
     "ALLOW_MULTIPLE_LIBTPU_LOAD": "1",
 }
 """Of its process. Without them it looks for the machine's own TPU, and locks it for one process."""
+
+DUMP_TO = "--xla_jf_dump_to="
+FINAL = "final_"
+"""In the names of the passes that write the final bundles, and the slots that they take."""
+
+
+def dump_flags(folder: object, passes: str = FINAL) -> str:
+    """The flags, as LIBTPU_INIT_ARGS has them, with which it writes some passes into a folder.
+
+    passes: an expression for what their names hold.
+    """
+    return (
+        f"{DUMP_TO}{folder} --xla_jf_dump_llo_text=true"
+        f" --xla_jf_dump_llo_pass_label_regex=.*{passes}.*"
+    )

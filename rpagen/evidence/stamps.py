@@ -19,7 +19,15 @@ from rpagen.evidence import allocations, records
 
 FOLDER = ".stamps"
 
-_SOURCES = ("allocations.py", "compile.py", "devices.py", "libtpu.py", "options.py", "shapes.py")
+_SOURCES = (
+    "ahead.py",
+    "allocations.py",
+    "compile.py",
+    "devices.py",
+    "libtpu.py",
+    "options.py",
+    "shapes.py",
+)
 _VARIABLES = ("JAX_", "XLA_")
 
 

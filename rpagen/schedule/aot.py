@@ -19,18 +19,10 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
-import numpy as np
 from jax.experimental import topologies
 from jax.experimental.pallas import tpu as pltpu
-from jax.sharding import (
-    AbstractDevice,
-    AbstractMesh,
-    AxisType,
-    Mesh,
-    NamedSharding,
-    PartitionSpec,
-)
 
+from rpagen.evidence import ahead
 from rpagen.evidence.libtpu import TOPOLOGIES
 
 _TPU_INFERENCE = "tpu_inference"
@@ -111,27 +103,13 @@ def compile_request(request: Request) -> None:
     """
     topology = TOPOLOGIES[request.device]
     device: Any = topologies.get_topology_desc(topology, platform="tpu").devices[0]
-    mesh = AbstractMesh(
-        (1,),
-        ("x",),
-        axis_types=(AxisType.Auto,),
-        abstract_device=AbstractDevice(device_kind=device.device_kind, num_cores=1, platform="tpu"),
-    )
-    whole: Any = PartitionSpec  # it has no types of its own
-    one_device = Mesh(np.array([device]), ("x",), axis_types=(AxisType.Auto,))
-    sharding = NamedSharding(one_device, whole())
-    with jax.sharding.use_abstract_mesh(mesh):
+    with ahead.traced_for(device) as sharding:
         kernel = _KERNELS_OF[request.kernel](request)
-        (
-            jax.jit(
-                lambda *operands: kernel.function(*operands, **request.options),
-                in_shardings=sharding,
-                out_shardings=sharding,
-                donate_argnums=kernel.donated,
-            )
-            .trace(*kernel.operands)
-            .lower(lowering_platforms=("tpu",))
-            .compile()
+        ahead.compile_call(
+            lambda *operands: kernel.function(*operands, **request.options),
+            kernel.operands,
+            sharding,
+            donated=kernel.donated,
         )
 
 

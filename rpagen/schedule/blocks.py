@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import re
+from collections.abc import Mapping
 
 from rpagen.schedule.generations import Generation
 from rpagen.schedule.read import Bundle, Operation, Schedule
@@ -39,12 +40,14 @@ def split(schedule: Schedule, generation: Generation) -> list[Block]:
     Raises:
         InputError: a branch is of no known form, or lies in the delay slots of another.
     """
-    targets = {
-        bundle.address: _target(schedule, bundle, branch)
+    regions = {
+        bundle.address: _region(schedule, bundle, branch)
         for bundle in schedule.bundles
         if (branch := branch_of(bundle)) is not None
     }
-    _refuse_several_ends(schedule)
+    _refuse_several_ends(schedule, regions)
+    # A region that starts nowhere is the end of the kernel.
+    targets = {address: schedule.starts.get(region, END) for address, region in regions.items()}
     count = len(schedule.bundles)
     lasts = {address: _last(schedule, address, generation) for address in targets}
     for address, last in lasts.items():
@@ -109,11 +112,6 @@ def _block(
     return Block(start, count - 1, None, END, END)
 
 
-def _target(schedule: Schedule, bundle: Bundle, branch: Operation) -> int:
-    # A region that starts nowhere is the end of the kernel.
-    return schedule.starts.get(_region(schedule, bundle, branch), END)
-
-
 def _region(schedule: Schedule, bundle: Bundle, branch: Operation) -> int:
     """The region that a branch goes to."""
     words = branch.operands[-1] if branch.operands else ""
@@ -125,18 +123,14 @@ def _region(schedule: Schedule, bundle: Bundle, branch: Operation) -> int:
     return int(match[1])
 
 
-def _refuse_several_ends(schedule: Schedule) -> None:
+def _refuse_several_ends(schedule: Schedule, regions: Mapping[int, int]) -> None:
     """Refuse branches to more than one region that starts nowhere: only the end does."""
-    ends: set[int] = set()
-    for bundle in schedule.bundles:
-        branch = branch_of(bundle)
-        if branch is not None and (region := _region(schedule, bundle, branch)) not in (
-            schedule.starts
-        ):
-            ends.add(region)
-        if len(ends) > 1:
+    ends = [address for address, region in regions.items() if region not in schedule.starts]
+    for address in ends:
+        pair = sorted({regions[ends[0]], regions[address]})
+        if len(pair) > 1:
             raise schedule.error(
-                bundle,
-                f"regions {' and '.join(map(str, sorted(ends)))} start nowhere",
+                schedule.bundles[address],
+                f"regions {pair[0]} and {pair[1]} start nowhere",
                 expected="one at most, the end of the kernel",
             )

@@ -34,10 +34,9 @@ _VARIABLES = {"JAX_PLATFORMS": "cpu", **libtpu.VARIABLES}
 
 OURS = "ours"
 """The kernel of a request that is one of ours."""
-_SOURCES = ("schedule/aot.py", "evidence/libtpu.py")
+_SOURCES = ("schedule/aot.py", "evidence/ahead.py", "evidence/libtpu.py")
 _SOURCES_OF_OURS = ("evidence/compile.py", "evidence/emitted.py", "evidence/shapes.py")
 
-# An exception of XLA, and what it begins with where the same call may be compiled another time.
 _OF_COMPILER = re.compile(
     r"[\w.]*(Jax|Xla)RuntimeError: (?!ABORTED|CANCELLED|DEADLINE_EXCEEDED|UNAVAILABLE)"
 )
@@ -96,16 +95,12 @@ class Environment:
         """Compiles; returns what there is against it."""
         file = dumped.with_name("request.json")
         file.write_text(json.dumps(request), encoding="utf-8")
-        flags = (
-            f"--xla_jf_dump_to={dumped} --xla_jf_dump_llo_text=true"
-            " --xla_jf_dump_llo_pass_label_regex=.*final_.*"
-        )
         ran = subprocess.run(
             [self.python, "-m", _PROGRAM, file],
             env={
                 **os.environ,
                 **_VARIABLES,
-                "LIBTPU_INIT_ARGS": flags,
+                "LIBTPU_INIT_ARGS": libtpu.dump_flags(dumped),
                 "PYTHONPATH": str(ROOT),
                 "PYTHONDONTWRITEBYTECODE": "1",
             },

@@ -31,9 +31,7 @@ REGIONS = {
 
 _SPILL = re.compile(r"#allocation\d+_spill[^\]]*")
 _EXPONENTIAL = re.compile(r"v(exp2|pow2|pow)\.\w+")
-_MULTIPLY = re.compile(r"vmatmul\..*mxu(\d)")
-_PUSH = re.compile(r"vmatpush\d?\..*mxu(\d)|vmatprep\.subr\..*mxu(\d)")
-_PREPARE = re.compile(r"vmatprep\.mubr\..*mxu(\d)")
+_MATRIX = re.compile(r"v(?P<does>matmul|matpush|matprep)\d?\..*mxu(?P<unit>\d)")
 _POP = re.compile(r"vpop\.\w+\.mr[fb](\[\d+\])?\.mxu(\d)")
 
 Weights = Mapping[str, float]
@@ -148,14 +146,15 @@ class _Graph:
         found: dict[int, str] = {}
         waiting: dict[str, list[int]] = collections.defaultdict(list)
         for operation in self._operations:
-            if match := _MULTIPLY.fullmatch(operation.name):
-                region = "values" if self._is_after(operation) else "scores"
-                found[id(operation)] = region
-                for each in waiting.pop(match[1], ()):
-                    found[each] = region
-            elif match := _PUSH.fullmatch(operation.name) or _PREPARE.fullmatch(operation.name):
-                unit = next(group for group in match.groups() if group)
-                waiting[unit].append(id(operation))
+            match = _MATRIX.fullmatch(operation.name)
+            if match is None:
+                continue
+            if match["does"] != "matmul":
+                waiting[match["unit"]].append(id(operation))
+                continue
+            region = "values" if self._is_after(operation) else "scores"
+            for each in (id(operation), *waiting.pop(match["unit"], ())):
+                found[each] = region
         return found
 
     def _is_after(self, operation: Operation) -> bool:
@@ -191,7 +190,7 @@ class _Graph:
         while left:
             each = left.pop()
             for use in self._receivers(each):
-                if id(use) not in seen and not _MULTIPLY.fullmatch(use.name):
+                if id(use) not in seen and not use.name.startswith("vmatmul"):
                     seen.add(id(use))
                     left.append(use)
         return seen
