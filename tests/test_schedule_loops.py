@@ -77,10 +77,17 @@ def test_operations_of_a_vmatmul_by_its_dtype(name, operations):
 
 
 def test_columns_of_another_libtpu_release():
-    older = slots(SLOTS.replace("MATMUL", "MXU").replace("VSTORE:SPILL", "XLU"))
+    older = slots(SLOTS.replace("MATMUL", "MXU"))
     inner = loops.of(schedule(), older, TINY)[2].own
     assert inner.shares["MXU"] == 1 / 5
-    assert (inner.spills, inner.fills) == (0, 1)
+    assert (inner.spills, inner.fills) == (1, 1)
+
+
+@pytest.mark.parametrize("column", ["VSTORE:SPILL", "VLOAD:FILL"])
+def test_a_table_in_which_no_spill_would_be_seen(column):
+    other = slots(SLOTS.replace(column, "XLU"))
+    with pytest.raises(InputError, match=f"has no column {column}"):
+        loops.of(schedule(), other, TINY)
 
 
 def test_what_a_run_makes_of_each_loop(tmp_path):

@@ -8,7 +8,7 @@ from dataclasses import replace
 import pytest
 from schedule_fixtures import dumped
 
-from rpagen.schedule import timeline, trace
+from rpagen.schedule import accuracy, timeline, trace
 from rpagen.schedule.timeline import Slice
 
 TIMES = " \N{MULTIPLICATION SIGN} "
@@ -153,6 +153,7 @@ def test_the_counter_and_what_is_said_of_the_call(timed):
         "generation": "tiny",
         "cycles": "91",
         "cycles a second": "1000000000",
+        "how far to trust it": accuracy.trust(["tiny"]),
     }
 
 

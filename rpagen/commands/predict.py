@@ -114,7 +114,7 @@ def add_arguments(verb: argparse.ArgumentParser) -> None:
 
 def run(options: argparse.Namespace) -> int:
     """Predict every variant on every device with every workload, and print a table."""
-    from rpagen.schedule import workloads
+    from rpagen.schedule import accuracy, workloads
 
     if options.flags is not None:
         print(libtpu.dump_flags(options.flags))
@@ -133,7 +133,7 @@ def run(options: argparse.Namespace) -> int:
     else:
         print(_table([each.prediction for each in found]))
     if not options.json:
-        print(f"\n{_trust(options.device)}")
+        print(f"\n{accuracy.trust(options.device)}")
     is_well = not any(each.prediction.problem for each in found)
     return shared.ALL_WELL if is_well else shared.FELL_SHORT
 
@@ -342,17 +342,6 @@ def _table(found: Sequence[Prediction]) -> str:
     return table(
         (*headings, "START", *(region.upper() for region in REGIONS)),
         [_row(each) for each in found],
-    )
-
-
-def _trust(devices: Sequence[str]) -> str:
-    """How far the times of some generations can be trusted."""
-    from rpagen.schedule import accuracy
-
-    said = "; ".join(f"{each}: {accuracy.error_bar(each).text}" for each in devices)
-    return (
-        f"times of kernels, {said}; what XLA does around them was never compared: see"
-        " docs/predictor-accuracy.md"
     )
 
 

@@ -168,6 +168,19 @@ def error_bar(device: str, compared: Sequence[Compared] | None = None) -> ErrorB
     return ErrorBar(share, len(chosen), bool(own), text)
 
 
+def trust(devices: Iterable[str]) -> str:
+    """How far the predicted times of some generations can be trusted, in one line.
+
+    Raises:
+        InputError: see `error_bar`.
+    """
+    said = "; ".join(f"{each}: {error_bar(each).text}" for each in devices)
+    return (
+        f"times of kernels, {said}; what XLA does around them was never compared: see"
+        f" docs/{DOCUMENT.name}"
+    )
+
+
 def parameters() -> str:
     """A digest of what predicted times follow from besides schedules: of every generation."""
     fields = [dataclasses.asdict(each) for each in GENERATIONS.values()]

@@ -19,7 +19,7 @@ from rpagen.console import first_line, table
 from rpagen.emit import resources, single
 from rpagen.errors import RpagenError
 from rpagen.evidence import records, upstream
-from rpagen.schedule import environment, floor, peers, predict, workloads
+from rpagen.schedule import accuracy, environment, floor, peers, predict, workloads
 from rpagen.schedule.call import Call, Timed
 from rpagen.schedule.environment import FOLDER, OURS, Environment
 from rpagen.schedule.generations import GENERATIONS
@@ -77,6 +77,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
             [row for group in grouped(cells) for row in rows(group)],
         )
     )
+    print(f"\n{accuracy.trust(options.device)}")
     document = options.document
     if document is None and _is_whole(options, known):
         document = DOCUMENT

@@ -11,7 +11,7 @@ from pathlib import Path
 import numpy as np
 
 from rpagen.errors import InputError
-from rpagen.schedule import hlo, integers, read
+from rpagen.schedule import hlo, integers, origin, read
 from rpagen.schedule.faults import NEVER_WRITTEN, ScheduleError, is_known
 from rpagen.schedule.generations import Generation
 from rpagen.schedule.hlo import Array, Computation, Instruction
@@ -103,11 +103,13 @@ class Call:
         """The schedule of a kernel or fusion.
 
         Raises:
-            InputError: there is none, or it holds what is not known.
+            InputError: there is none, it holds what is not known, or it is for another TPU.
         """
         plain = self._known(name)
         if plain not in self._programs:
-            self._programs[plain] = Program(self._texts[plain].schedule(), self.generation)
+            schedule = self._texts[plain].schedule()
+            origin.check(schedule, self.slots(name), self.generation)
+            self._programs[plain] = Program(schedule, self.generation)
         return self._programs[plain]
 
     def slots(self, name: str) -> read.Slots:

@@ -97,7 +97,7 @@ class Figures:
         return self._taken(FILL)
 
     def _taken(self, kind: str) -> int:
-        return self.taken[self.kinds.index(kind)] if kind in self.kinds else 0
+        return self.taken[self.kinds.index(kind)]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -194,8 +194,8 @@ def of(
     run: one of the same schedule, for what was executed.
 
     Raises:
-        InputError: the table of slots is of another schedule, an operation of the matrix unit is
-            not known, or see `nest`.
+        InputError: the table of slots is of another schedule or lacks what counts spills, an
+            operation of the matrix unit is not known, or see `nest`.
     """
     bundles = schedule.bundles
     if len(slots.taken) != len(bundles):
@@ -205,6 +205,15 @@ def of(
             expected="as many rows in the table of slots beside it",
             next_step="dump the call anew, into an empty folder",
         )
+    for kind in (SPILL, FILL):
+        if kind not in slots.kinds:
+            raise InputError(
+                f"the table of slots has no column {kind}, and without it no spill is seen",
+                place=schedule.place,
+                expected=f"columns {SPILL} and {FILL} in the table of slots beside it",
+                next_step="make the dump with libtpu 0.0.48 to 0.0.52; if it is, mend"
+                " rpagen/schedule/loops.py",
+            )
     loops = nest(schedule, generation)
     innermost = Innermost(loops)
     owners = [innermost.at(address) for address in range(len(bundles))]

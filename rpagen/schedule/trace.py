@@ -10,7 +10,7 @@ from __future__ import annotations
 import json
 from collections.abc import Iterator, Mapping
 
-from rpagen.schedule import timeline
+from rpagen.schedule import accuracy, timeline
 from rpagen.schedule.call import Timed
 from rpagen.schedule.generations import Generation
 from rpagen.schedule.timeline import Process, Track
@@ -31,7 +31,7 @@ def events(timed: Timed) -> dict[str, object]:
     Times are microseconds since the call began; those in `args` are cycles.
 
     Raises:
-        InputError: see `loops.nest`.
+        InputError: see `loops.nest`, `accuracy.trust`.
     """
     made = timeline.of(timed)
     found = list(_called("the call", CALL, made.steps, made.generation))
@@ -41,6 +41,7 @@ def events(timed: Timed) -> dict[str, object]:
         "generation": timed.generation.name,
         "cycles": f"{timed.cycles:.0f}",
         "cycles a second": f"{timed.generation.clock:.0f}",
+        "how far to trust it": accuracy.trust([timed.generation.name]),
     }
     if made.notes:
         said["notes"] = "; ".join(made.notes)

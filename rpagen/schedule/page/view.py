@@ -6,7 +6,7 @@ import dataclasses
 import json
 from collections.abc import Iterator, Mapping, Sequence
 
-from rpagen.schedule import loops, timeline
+from rpagen.schedule import accuracy, loops, timeline
 from rpagen.schedule.call import Call, Step, Timed
 from rpagen.schedule.floor import Floor
 from rpagen.schedule.generations import Generation
@@ -120,7 +120,7 @@ def of(call: Call, timed: Timed, title: str, about: str, floor: Floor | None) ->
     """What the page says of a call.
 
     Raises:
-        InputError: see `loops.of`.
+        InputError: see `loops.of`, `accuracy.trust`.
     """
     generation = timed.generation
     parts = {
@@ -141,7 +141,7 @@ def of(call: Call, timed: Timed, title: str, about: str, floor: Floor | None) ->
         roofline.diagram(points, generation) if points else None,
         f"{generation.peak / 1e12:.4g}",
         f"{generation.bandwidth / 1e12:.3g}",
-        made.notes,
+        (*made.notes, accuracy.trust([generation.name])),
         _data(made),
     )
 
