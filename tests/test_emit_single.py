@@ -51,14 +51,14 @@ def test_a_variant_that_is_checked_in_is_the_same_elsewhere(run, tmp_path):
 def test_what_is_set_is_in_the_record(run, tmp_path):
     module = emitted(
         *(run, tmp_path / "mine", "--set", "kv.dtype=int8", "--set", "quantization=per_tensor"),
-        *("--set", "features=sliding_window,kv_share", "--set", "pipelining.kv_slots=3"),
+        *("--set", "features=sliding_window,kv_share", "--set", "pipelining.kv_slots=2"),
         *("--set", "launches.decode.pipelining.attention.depth=0"),
     )
-    assert module.name == "rpa_int8_sliding_window_kv_share_kv_slots3_decode_depth0.py"
+    assert module.name == "rpa_int8_sliding_window_kv_share_kv_slots2_decode_depth0.py"
     found, body = header.split(module.read_text())
     assert found.command == (
         "rpagen emit --set kv.dtype=int8 --set quantization=per_tensor"
-        " --set features=sliding_window,kv_share --set pipelining.kv_slots=3"
+        " --set features=sliding_window,kv_share --set pipelining.kv_slots=2"
         " --set launches.decode.pipelining.attention.depth=0"
     )
     assert found.origin.startswith("specs/families/rpa.yaml:")
@@ -69,14 +69,14 @@ def test_what_is_set_is_in_the_record(run, tmp_path):
         capture_output=True,
         text=True,
     )
-    assert "('decode', Pipelining(kv_slots=3, attention_depth=0" in done.stdout, done.stderr
+    assert "('decode', Pipelining(kv_slots=2, attention_depth=0" in done.stdout, done.stderr
 
 
 def test_a_variant_to_start_from_keeps_what_is_not_set(run, tmp_path):
-    module = emitted(run, tmp_path / "mine", "rpa_decode_kv_slots3", "--set", "features=soft_cap")
-    assert module.name == "rpa_soft_cap_decode_kv_slots3.py"
+    module = emitted(run, tmp_path / "mine", "rpa_decode_kv_slots2", "--set", "features=soft_cap")
+    assert module.name == "rpa_soft_cap_decode_kv_slots2.py"
     module = emitted(
-        run, tmp_path / "yours", "rpa_decode_kv_slots3", "--set", "pipelining.kv_slots=2"
+        run, tmp_path / "yours", "rpa_decode_kv_slots2", "--set", "pipelining.kv_slots=3"
     )
     assert module.name == "rpa.py", "what is set for all launches holds for each"
 
@@ -278,7 +278,7 @@ def test_what_cannot_be_set(run, tmp_path, arguments, said):
     [
         ("rpa_soft_cap", "kv.dtype=int8", "quantization=per_tensor", "rpa_int8_soft_cap"),
         ("rpa_int8", "kv.dtype=bfloat16", "quantization=none", "rpa"),
-        ("rpa_kv_slots3", "query.dtype=float32", "kv.dtype=float32", "rpa_float32_kv_slots3"),
+        ("rpa_kv_slots2", "query.dtype=float32", "kv.dtype=float32", "rpa_float32_kv_slots2"),
     ],
 )
 def test_what_to_add_to_a_variant_to_start_from(run, tmp_path, name, typed, to_add, made):
@@ -373,7 +373,7 @@ def test_what_was_edited_by_hand_is_overwritten_when_told(run, tmp_path):
 
 
 def test_the_package_of_generate_is_not_added_to(run):
-    said = refusal(run, GENERATED, "rpa_int8", "--set", "pipelining.kv_slots=3")
+    said = refusal(run, GENERATED, "rpa_int8", "--set", "pipelining.kv_slots=2")
     assert said == (
         f"error: {GENERATED} is a package of `rpagen generate`, which would remove a kernel that no"
         " spec asks for: emit into a folder of its own, or add the variant to a spec\n"

@@ -44,22 +44,9 @@ def differing(one: str, other: str) -> set[str]:
 SINGLE_AXES = {
     "rpa_depth0": {"attend"},
     "rpa_depth2": {"attend"},
-    "rpa_kv_slots3": {"KV_SLOTS"},
+    "rpa_kv_slots2": {"KV_SLOTS"},
     "rpa_new_kv_predicated": {"start_kv_fetch"},
-    # Waiting page by page has to know where in its page a cache update began: that is kept in
-    # scratch, and the functions that wait for an update pass the page size on.
-    "rpa_wait_per_page": {
-        "wait_kv_fetch",
-        "wait_cache_update",
-        "start_cache_update",
-        "KvScratch",
-        "start_turns",
-        "run_launch",
-        "fetch_kv_ahead",
-        "fetch_token_kv_ahead",
-        "decode_kernel",
-        "prefill_and_mixed_kernel",
-    },
+    "rpa_wait_per_page": {"wait_kv_fetch"},
     "rpa_soft_cap": {"scale_scores", "SOFT_CAP", "ragged_paged_attention"},
 }
 

@@ -50,13 +50,13 @@ def test_every_axis_is_where_the_spec_says_it(run, variant):
 
 
 def test_a_variant_is_explained_in_tables(run):
-    status, out, _ = run("explain", "rpa_kv_slots3")
+    status, out, _ = run("explain", "rpa_kv_slots2")
     assert status == 0
     lines = out.splitlines()
-    assert lines[0] == "rpa_kv_slots3: family rpa, tier core"
+    assert lines[0] == "rpa_kv_slots2: family rpa, tier core"
     assert lines[1].startswith("for v5e, v6e, v7x; asked for at specs/families/rpa.yaml:")
     (slots,) = (line.split() for line in lines if line.startswith("pipelining.kv_slots"))
-    assert slots[1:3] == ["3", "combos.pipelining.kv_slots"]
+    assert slots[1:3] == ["2", "combos.pipelining.kv_slots"]
     (features,) = (line.split() for line in lines if line.startswith("features"))
     assert features[1:3] == ["none", "combos.features"]
     (pipeline,) = (line.split() for line in lines if "stages/pipeline" in line)
@@ -75,10 +75,10 @@ def test_the_stages_of_a_variant_are_where_it_says(run):
 
 
 def test_launches_that_differ_are_explained_apart(run):
-    said = explained(run, "rpa_decode_kv_slots3")
-    assert said["axes"]["launches.decode.pipelining.kv_slots"]["value"] == 3
+    said = explained(run, "rpa_decode_kv_slots2")
+    assert said["axes"]["launches.decode.pipelining.kv_slots"]["value"] == 2
     assert said["axes"]["launches.decode.pipelining.kv_slots"]["field"].startswith("combos.each.")
-    assert said["axes"]["launches.mixed.pipelining.kv_slots"]["value"] == 2
+    assert said["axes"]["launches.mixed.pipelining.kv_slots"]["value"] == 3
     assert said["axes"]["pipelining.dma_wait"]["field"] == "defaults.pipelining.dma_wait"
 
 
@@ -120,7 +120,7 @@ def test_a_line_that_an_axis_decides(run):
     [
         ("rpa", "return scores * scales_ref[SCORE_SCALE]", "stages/scores/plain", {"features"}),
         ("rpa_int8", "KV_DTYPE = jnp.dtype(jnp.int8)", "module", {"kv.dtype"}),
-        ("rpa_kv_slots3", 'KV_SLOTS = {"decode": 3', "module", {"pipelining.kv_slots"}),
+        ("rpa_kv_slots2", 'KV_SLOTS = {"decode": 2', "module", {"pipelining.kv_slots"}),
         ("rpa", "layout                      head_interleaved", "module", {"layout"}),
         ("rpa", 'kv_dtype="bfloat16",', "module", {"kv.dtype"}),
         ("rpa_int8", "VALUE_SCALE = 1", "module", {"quantization"}),
@@ -226,8 +226,8 @@ def test_a_source_patched_with_its_diff_is_the_other(run, tmp_path):
 
 
 def test_diff_of_launches_that_differ(run):
-    axes = json.loads(run("diff", "rpa", "rpa_decode_kv_slots3", "--json")[1])["axes"]
-    assert axes == {"launches.decode.pipelining.kv_slots": {"a": 2, "b": 3}}
+    axes = json.loads(run("diff", "rpa", "rpa_decode_kv_slots2", "--json")[1])["axes"]
+    assert axes == {"launches.decode.pipelining.kv_slots": {"a": 3, "b": 2}}
 
 
 def test_diff_of_a_variant_with_itself(run):

@@ -22,7 +22,7 @@ PACKAGE = "extended_kernels"
 OWN_PLANS = """
   - features: [sliding_window]
     tier: extended
-    launches.decode.pipelining.kv_slots: 3
+    launches.decode.pipelining.kv_slots: 2
     launches.decode.pipelining.dma_wait: per_page
     launches.prefill.pipelining.attention.depth: 0
     launches.prefill.pipelining.new_kv_fetch: predicated
@@ -31,14 +31,14 @@ OWN_PLANS = """
 """
 
 CHOSEN = (
-    "rpa_kv_slots3_depth2_wait_per_page_new_kv_predicated",
-    "rpa_decode_kv_slots3_decode_depth0",
+    "rpa_kv_slots2_depth2_wait_per_page_new_kv_predicated",
+    "rpa_decode_kv_slots2_decode_depth0",
     "rpa_float8_e4m3fn_sliding_window_kv_share",
     "rpa_soft_cap_bidirectional",
     "rpa_head_major_wait_per_page",
     "rpa_float32_sliding_window_soft_cap",
     "rpa_float8_e5m2_query_scale_soft_cap",
-    "rpa_sliding_window_decode_kv_slots3_decode_wait_per_page_prefill_depth0"
+    "rpa_sliding_window_decode_kv_slots2_decode_wait_per_page_prefill_depth0"
     "_prefill_new_kv_predicated_mixed_depth2_mixed_wait_per_page",
 )
 

@@ -22,7 +22,7 @@ def predictions(times: dict[str, float]) -> list[Prediction]:
 
 
 def test_times_and_changes():
-    text = pipelining.document({"A": predictions({"rpa_depth0": 2254.5, "rpa_kv_slots3": 1000.0})})
+    text = pipelining.document({"A": predictions({"rpa_depth0": 2254.5, "rpa_kv_slots2": 1000.0})})
     row = next(line for line in text.splitlines() if line.startswith("| v5e | decode-1k"))
     # v5e has 1,503 cycles a microsecond
     assert row == "| v5e | decode-1k | 1.0 | +50.0% | +0.0% | -33.5% | +0.0% | +0.0% |"
@@ -46,8 +46,8 @@ def test_a_call_that_failed_is_told_and_nothing_is_written(tmp_path, monkeypatch
 
 
 def test_what_follows_from_the_table(tmp_path, monkeypatch):
-    times = {"rpa_depth0": 2254.5, "rpa_kv_slots3": 1000.0}
-    found = {"A": predictions(times), "B": predictions(times | {"rpa_kv_slots3": 1800.0})}
+    times = {"rpa_depth0": 2254.5, "rpa_kv_slots2": 1000.0}
+    found = {"A": predictions(times), "B": predictions(times | {"rpa_kv_slots2": 1800.0})}
     monkeypatch.setattr(pipelining, "_predicted", lambda: found)
     assert pipelining.main(["--output", str(tmp_path / "table.md")]) == 0
     lines = (tmp_path / "table.md").read_text().splitlines()
@@ -56,7 +56,7 @@ def test_what_follows_from_the_table(tmp_path, monkeypatch):
         "- **Fused (depth 0)**: slower in 24 of 24 calls, never faster."
         " decode-1k +50.0% (v5e, A) to +50.0% (v7x, B); decode-8k"
     )
-    slots = next(line for line in lines if line.startswith("- **3 KV slots**"))
+    slots = next(line for line in lines if line.startswith("- **2 KV slots**"))
     assert (
         ": faster in 12 of 24 calls, slower in 12. decode-1k -33.5% (v5e, A) to +19.8% (v7x, B)"
         in slots

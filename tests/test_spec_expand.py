@@ -52,7 +52,7 @@ def test_core_of_the_first_families() -> None:
         "rpa_bidirectional",
         "rpa_depth0",
         "rpa_depth2",
-        "rpa_kv_slots3",
+        "rpa_kv_slots2",
         "rpa_wait_per_page",
         "rpa_new_kv_predicated",
         "rpa_head_major",
@@ -67,14 +67,14 @@ def test_extended_tier_of_the_first_families() -> None:
     assert {
         "rpa_float8_e4m3fn_query_scale_sliding_window_soft_cap",
         "rpa_sliding_window_kv_share",
-        "rpa_kv_slots3_depth0_wait_per_page_new_kv_predicated",
-        "rpa_decode_kv_slots3_decode_depth0",
+        "rpa_kv_slots2_depth0_wait_per_page_new_kv_predicated",
+        "rpa_decode_kv_slots2_decode_depth0",
     } <= names
 
 
 def test_the_facts_of_one_variant() -> None:
     (variant,) = [v for v in expand.load_variants(SPECS) if v.name == "rpa_int8_soft_cap"]
-    plan = model.Pipelining(2, 1, "aggregate", "select")
+    plan = model.Pipelining(3, 1, "aggregate", "select")
     assert variant == model.Variant(
         name="rpa_int8_soft_cap",
         family="rpa",

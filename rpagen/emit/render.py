@@ -173,9 +173,6 @@ def _context_of_use(variant: Variant, use: stages.Use) -> dict[str, object]:
         "name": "_and_".join(use.launches),
         "of": use.suffixes,
         "pipelining": use.pipelining,
-        "wait_update_arguments": (
-            "kv, slot, launch" if use.pipelining.dma_wait == "per_page" else "kv, slot"
-        ),
         "wait_source": "operands, " if waits_on_pages else "",
         "depth": use.pipelining.attention_depth,
         "overtaken": _OVERTAKEN.get(use.pipelining.attention_depth),
@@ -217,7 +214,6 @@ def _context(variant: Variant) -> dict[str, object]:
         "arguments": arguments,
         "launch_fields": static,
         "make_launch": f"functools.partial(Launch, {makes})" if static else "support.Launch",
-        "waits_per_page": any(p.dma_wait == "per_page" for p in variant.launches.values()),
         "kv_slots": {name: plan.kv_slots for name, plan in variant.launches.items()},
         "kernels": {
             launch: f"{'_and_'.join(use.launches)}_kernel"
@@ -227,29 +223,33 @@ def _context(variant: Variant) -> dict[str, object]:
         },
         # Arguments that only some variants pass along.
         "new_kv_argument": "new_kv, " if updates_cache else "",
-        "launch_where_updated": ", launch" if updates_cache else "",
         "span_where_windowed": "span, " if variant.has("sliding_window") else "",
-        "masked_tile": "tile" if stages.masks_by_position(variant) else "_",
+        "masked_tile": "tile" if stages.masks_by_position(variant) else "_tile",
         "visible_to": "span, tile, " if stages.masks_by_position(variant) else "",
         "launch_where_windowed": ", launch" if variant.has("sliding_window") else "",
+        "whole": "first, past" if variant.has("sliding_window") else "past",
+        "whole_start": "first" if variant.has("sliding_window") else "0",
         "scales": "scales_ref, " if is_quantized else "",
+        "scales_last": ", scales_ref" if is_quantized else "",
+        "query_scale": "scales_ref, " if quantizes_queries else "",
         "value_scale": "scales_ref[VALUE_SCALE]" if is_quantized else "1.0",
         "scale_names": list(scales),
         "scales_vector": ", ".join(scales.values()),
         # Expressions that dtypes decide.
         "precision": "precision=lax.Precision.HIGHEST,\n" if is_float32 else "",
         "weights": "weights" if is_float32 else "weights.astype(QUERY_DTYPE)",
-        "queries": (
-            "quantize_queries(load_queries(head, tile), scales_ref[QUERY_SCALE])"
+        "ordered_queries": (
+            "quantize_queries(pltpu.bitcast(rows, QUERY_DTYPE), scales_ref[QUERY_SCALE])"
             if quantizes_queries
-            else "load_queries(head, tile)"
+            else "pltpu.bitcast(rows, QUERY_DTYPE)"
         ),
+        "ordered_dtype": "KV_DTYPE" if quantizes_queries else "QUERY_DTYPE",
         # Shapes of what a kernel sees.
         "shapes": shapes,
         "kv_scratch_shape": (
             "(launch.kv_slots, kv_cache.shape[1], launch.kv_rows, launch.head_dim)"
             if variant.layout == "head_major"
-            else "(launch.kv_slots, launch.kv_rows, *kv_cache.shape[2:])"
+            else "(launch.kv_slots, launch.kv_rows, kv_words, *kv_cache.shape[3:])"
         ),
         "kernel_parameters": _kernel_parameters(variant, shapes),
         "operands": _operands(variant),
@@ -291,7 +291,7 @@ def _kernel_parameters(variant: Variant, shapes: dict[str, str]) -> list[tuple[s
     """The operands of a kernel and their shapes, in the order pallas_call passes them."""
     cache, out = shapes["cache"], shapes["queries"]
     updates_cache = stages.updates_cache(variant)
-    new_kv = [("new_kv_ref", f"{shapes['new_kv']}; HBM")]
+    new_kv = [("new_kv_ref", f"{shapes['new_kv_words']}; HBM")]
     cache_operand = [("_cache_operand_ref", f"{cache}; aliases cache_ref")]
     cache_ref = ("cache_ref", f"{cache}; HBM")
     out_ref = ("out_ref", f"{out}; HBM")
@@ -310,7 +310,7 @@ def _kernel_parameters(variant: Variant, shapes: dict[str, str]) -> list[tuple[s
 
 def _operands(variant: Variant) -> str:
     """The fields of a kernel's `Operands`, in order."""
-    new_kv = "new_kv_ref, " if stages.updates_cache(variant) else ""
+    new_kv = "new_kv, " if stages.updates_cache(variant) else ""
     return f"kv_lens_ref, page_indices_ref, cu_q_lens_ref, queries_ref, {new_kv}out_ref, cache_ref"
 
 

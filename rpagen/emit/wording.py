@@ -54,11 +54,8 @@ def docstring(variant: Variant) -> str:
 
 def shapes(variant: Variant) -> dict[str, str]:
     """The shapes that comments in a module say, by what has them."""
-    kv_row = {
-        1: "2 * kv heads, 1, head dim",
-        2: "kv heads, 2, head dim",
-        4: "ceil(kv heads / 2), 4, head dim",
-    }[variant.kv_packing]
+    kv_words = {1: "2 * kv heads", 2: "kv heads", 4: "ceil(kv heads / 2)"}[variant.kv_packing]
+    kv_row = f"{kv_words}, {variant.kv_packing}, head dim"
     query_words = {1: "query heads", 2: "query heads / 2"}[variant.query_packing]
     query_row = f"{query_words}, {variant.query_packing}, head dim"
     if variant.layout == "head_major":
@@ -66,13 +63,16 @@ def shapes(variant: Variant) -> dict[str, str]:
         slots = "[kv slots, 2 * kv heads, kv rows, head dim]"
     else:
         cache = f"[pages, page size, {kv_row}]"
-        slots = f"[kv slots, kv rows, {kv_row}]"
+        slots = f"[kv slots, kv rows, spread({kv_words}), {variant.kv_packing}, head dim]"
     return {
         "cache": cache,
         "kv_slots": slots,
         "new_kv": f"[tokens, {kv_row}]",
+        "new_kv_words": f"u32[tokens, {kv_words}, head dim]",
         "queries": f"[tokens, {query_row}]",
-        "query_slots": f"[2, query block, {query_row}]",
+        "query_slots": (
+            f"[2, query block, spread({query_words}), {variant.query_packing}, head dim]"
+        ),
     }
 
 
@@ -152,6 +152,7 @@ def _example(variant: Variant) -> Problem:
         pages_per_sequence=128,
         query_bytes=BIT_WIDTHS[variant.query_dtype] // 8,
         kv_row_bytes=math.prod(page) // page_size * value_bytes,
+        layout=variant.layout,
     )
 
 

@@ -371,14 +371,20 @@ MUTATIONS: tuple[Mutation, ...] = (
     Mutation(
         "the first token of a block is not written",
         "start_cache_update",
-        "jnp.maximum(start, span.first_query)",
-        "jnp.maximum(start, span.first_query + 1)",
+        "jnp.maximum(span.first_query, 0)",
+        "jnp.maximum(span.first_query + 1, 0)",
+    ),
+    Mutation(
+        "a sequence of no keys writes its new tokens",
+        "start_cache_update",
+        "jnp.maximum(span.first_query, 0)",
+        "span.first_query",
     ),
     Mutation(
         "the last token of a block is not written",
         "start_cache_update",
-        "span.first_query + span.rows)",
-        "span.first_query + span.rows - 1)",
+        "span.first_query + span.rows\n",
+        "span.first_query + span.rows - 1\n",
     ),
     *_in_each(
         ("prefill", "mixed"),
@@ -398,7 +404,7 @@ MUTATIONS: tuple[Mutation, ...] = (
         "tokens are written to the page of the first",
         "start_cache_update",
         "launch.pages_per_sequence + page]",
-        "launch.pages_per_sequence + first_page]",
+        "launch.pages_per_sequence + lax.div(first, launch.page_size)]",
     ),
     Mutation(
         "tokens are written to the next page",
@@ -407,10 +413,10 @@ MUTATIONS: tuple[Mutation, ...] = (
         "launch.pages_per_sequence + page + 1]",
     ),
     Mutation(
-        "tokens are written from the beginning of the slot",
+        "every page is written from the query block's first token on",
         "start_cache_update",
-        "pl.ds(row - start, rows)",
-        "pl.ds(0, rows)",
+        "span.first_token + row - span.first_query",
+        "span.first_token",
     ),
     Mutation(
         "tokens are written to the beginning of the page",
@@ -431,23 +437,35 @@ MUTATIONS: tuple[Mutation, ...] = (
         "jnp.maximum(span.new_start - page * launch.page_size - 1, 0)]",
     ),
     Mutation(
-        "the token is written from the slot's first row",
+        "the first token of all is written for every sequence",
         "start_token_cache_update",
-        "kv.slots_ref.at[slot, span.new_start - start]",
-        "kv.slots_ref.at[slot, 0]",
+        "new_kv_ref.at[span.new_token]",
+        "new_kv_ref.at[0]",
     ),
     Mutation("writes of the cache are not waited for", "wait_cache_update", ".wait()", ""),
     Mutation(
-        "a slot is fetched into while it is written from",
-        "fetch_kv_ahead",
-        "wait_cache_update(",
-        "(lambda *_: None)(",
+        "one write of the cache is not waited for",
+        "wait_cache_update",
+        "kv.updated_ref[0]",
+        "jnp.maximum(kv.updated_ref[0] - 1, 0)",
     ),
     Mutation(
-        "a token's slot is fetched into while it is written from",
-        "fetch_token_kv_ahead",
-        "wait_cache_update(",
-        "(lambda *_: None)(",
+        "more writes of the cache are waited for than there are",
+        "start_token_cache_update",
+        "kv.updated_ref[0] += 1",
+        "kv.updated_ref[0] += 2",
+    ),
+    Mutation(
+        "only the last query block's writes are waited for",
+        "start_cache_update",
+        "kv.updated_ref[0] += past - first",
+        "kv.updated_ref[0] = past - first",
+    ),
+    Mutation(
+        "writes of the cache are counted from what was there before",
+        "start_turns",
+        "kv.updated_ref[0] = 0",
+        "pass",
     ),
     Mutation(
         "new tokens are scattered to the first page",
@@ -471,19 +489,19 @@ MUTATIONS: tuple[Mutation, ...] = (
     ),
     Mutation(
         "a tile has the queries of the first head",
-        "load_query_tile",
+        "order_queries",
         " + head * words_per_head",
         "",
     ),
     Mutation(
         "a tile has the queries of the first tile",
-        "load_query_tile",
-        "tile * launch.query_tile * words_per_token + ",
+        "order_queries",
+        "tile * launch.query_tile * stride + ",
         "",
     ),
     Mutation(
         "a token has the queries of the first head",
-        "load_query_token",
+        "order_token_queries",
         "head * words_per_head",
         "0",
     ),
@@ -498,7 +516,7 @@ MUTATIONS: tuple[Mutation, ...] = (
     Mutation(
         "every compute block is the first",
         "load_keys_and_values",
-        "compute_block * launch.compute_block",
+        "block.first_row",
         "0",
     ),
     Mutation(
@@ -541,7 +559,7 @@ MUTATIONS: tuple[Mutation, ...] = (
     Mutation(
         "only a window's end is masked",
         "visible_keys",
-        "jnp.logical_and(before, key > support.across_lanes(window_start, launch.compute_block))",
+        "jnp.logical_and(before, key > support.across_lanes(window_start, block.keys))",
         "before",
     ),
     Mutation(
@@ -549,7 +567,7 @@ MUTATIONS: tuple[Mutation, ...] = (
         "visible_keys",
         "jnp.logical_and(key < block.end_key, inside)",
         "jnp.logical_and(key < block.end_key, jnp.logical_and(inside, key <= support.across_lanes("
-        "window_start + launch.sliding_window, launch.compute_block)))",
+        "window_start + launch.sliding_window, block.keys)))",
     ),
     Mutation(
         "positions are 16-bit",
@@ -568,6 +586,7 @@ MUTATIONS: tuple[Mutation, ...] = (
         "query_positions",
         "row // launch.query_packing",
         "row",
+        harmless={"float32": "a word holds one head"},
     ),
     Mutation(
         "tiles have the positions of the first", "query_positions", "tile * launch.query_tile", "0"
@@ -576,9 +595,10 @@ MUTATIONS: tuple[Mutation, ...] = (
     *_in_each(
         LAUNCHES,
         "the scale is ignored",
-        "score_and_softmax",
-        "scale_scores(scores, scales_ref)",
-        "(support.LOG2_E * scores if launch.name == LAUNCH else scale_scores(scores, scales_ref))",
+        "attend",
+        "                rows,\n                scales_ref,\n",
+        "                rows,\n                ([support.LOG2_E, *(scales_ref[i] for i in"
+        " range(1, scales_ref.shape[0]))] if launch.name == LAUNCH else scales_ref),\n",
     ),
     Mutation(
         "the soft cap is ignored",
@@ -689,7 +709,10 @@ MUTATIONS: tuple[Mutation, ...] = (
         "waiting.append((waiting[-1][0] if waiting else weights,",
     ),
     Mutation(
-        "queries are quantized without their scale", "attend", "scales_ref[QUERY_SCALE]", "1.0"
+        "queries are quantized without their scale",
+        "order_queries",
+        "scales_ref[QUERY_SCALE]",
+        "1.0",
     ),
     Mutation(
         "queries are cut at half of what fits",
@@ -728,7 +751,7 @@ MUTATIONS: tuple[Mutation, ...] = (
     Mutation(
         "every tile is stored as the first",
         "store_output",
-        "tile * launch.query_tile * words_per_token + ",
+        "tile * launch.query_tile * stride + ",
         "",
     ),
     Mutation(
@@ -768,27 +791,69 @@ MUTATIONS: tuple[Mutation, ...] = (
     # The walk over blocks, and what happens around the launches.
     Mutation(
         "the last compute block of tokens is left out",
-        "decode_kernel",
+        "attend_to_token_block",
         "pl.cdiv(keys,",
         "lax.div(keys,",
     ),
     Mutation(
-        "the last compute block is left out",
-        "prefill_and_mixed_kernel",
-        "pl.cdiv(keys,",
-        "lax.div(keys,",
+        "the last edge block is left out",
+        "edge_blocks",
+        "pl.cdiv(",
+        "lax.div(",
     ),
     Mutation(
         "every compute block of tokens has the positions of the first",
-        "decode_kernel",
-        "start + index * launch.compute_block",
-        "start",
+        "attend_to_token_block",
+        "start + row,",
+        "start,",
     ),
     Mutation(
         "every compute block has the positions of the first",
-        "prefill_and_mixed_kernel",
-        "start + index * launch.compute_block",
-        "start",
+        "attend_to_kv_block",
+        "start + row,",
+        "start,",
+    ),
+    Mutation(
+        "a whole block holds the key after the first query",
+        "whole_blocks",
+        "span.first_query + 1 - start",
+        "span.first_query + 2 - start",
+    ),
+    Mutation(
+        "a whole block holds the key before the last query's window",
+        "whole_blocks",
+        "launch.sliding_window + 1 - start",
+        "launch.sliding_window - start",
+    ),
+    Mutation(
+        "a whole block holds keys past the last",
+        "whole_blocks",
+        "lax.div(keys,",
+        "pl.cdiv(keys,",
+    ),
+    Mutation(
+        "the last whole block is masked too, and so counts twice",
+        "edge_block_row",
+        "past * launch.compute_block + index",
+        "jnp.maximum(past - 1, 0) * launch.compute_block + index",
+    ),
+    Mutation(
+        "edge blocks of a window go on where whole blocks begin",
+        "edge_block_row",
+        "row < first * launch.compute_block",
+        "row <= first * launch.compute_block",
+    ),
+    Mutation(
+        "edge blocks come twice",
+        "edge_blocks",
+        "(past - first) * launch.compute_block",
+        "0",
+    ),
+    Mutation(
+        "one lane's part is taken for the sum",
+        "normalise",
+        "jnp.sum(softmax.sum_ref[head, rows], axis=1, keepdims=True)",
+        "softmax.sum_ref[head, rows][:, :1]",
     ),
     Mutation(
         "the output keeps the dtype of the queries",
@@ -812,40 +877,38 @@ TEMPLATE_MUTATIONS = (
     TemplateMutation(
         "the cache is not updated by the decode launch",
         "stages/kernel/one_token.py.j2",
-        "{% if updates_cache %}\n            start_token_cache_update",
-        "{% if updates_cache and false %}\n            start_token_cache_update",
+        "{% if updates_cache %}\n        start_token_cache_update",
+        "{% if updates_cache and false %}\n        start_token_cache_update",
     ),
     TemplateMutation(
         "the cache is not updated by the other launches",
         "stages/kernel/several_tokens.py.j2",
-        "{% if updates_cache %}\n                start_cache_update",
-        "{% if updates_cache and false %}\n                start_cache_update",
+        "{% if updates_cache %}\n            start_cache_update",
+        "{% if updates_cache and false %}\n            start_cache_update",
     ),
     TemplateMutation(
         "the cache is updated twice by the decode launch",
         "stages/kernel/one_token.py.j2",
-        "            start_token_cache_update(operands, kv, span, kv_block, slot, launch)\n",
-        2 * "            start_token_cache_update(operands, kv, span, kv_block, slot, launch)\n",
+        "        start_token_cache_update(operands, kv, span, launch)\n",
+        2 * "        start_token_cache_update(operands, kv, span, launch)\n",
     ),
     TemplateMutation(
         "the cache is updated twice by the other launches",
         "stages/kernel/several_tokens.py.j2",
-        "                start_cache_update{{ of.update_cache }}(",
-        "                start_cache_update{{ of.update_cache }}("
-        "operands, kv, span, kv_block, slot, launch)\n"
-        "                start_cache_update{{ of.update_cache }}(",
+        "            start_cache_update(operands, kv, span, launch)\n",
+        2 * "            start_cache_update(operands, kv, span, launch)\n",
     ),
     TemplateMutation(
-        "the slots of tokens are not waited for at the end",
+        "writes of tokens are not waited for at the end",
         "stages/kernel/one_token.py.j2",
-        "{% if updates_cache %}\n    for slot",
-        "{% if updates_cache and false %}\n    for slot",
+        "{% if updates_cache %}\n    wait_cache_update",
+        "{% if updates_cache and false %}\n    wait_cache_update",
     ),
     TemplateMutation(
-        "the slots of query blocks are not waited for at the end",
+        "writes of query blocks are not waited for at the end",
         "stages/kernel/several_tokens.py.j2",
-        "{% if updates_cache %}\n    for slot",
-        "{% if updates_cache and false %}\n    for slot",
+        "{% if updates_cache %}\n    wait_cache_update",
+        "{% if updates_cache and false %}\n    wait_cache_update",
     ),
     TemplateMutation(
         "one KV block too few is fetched ahead of a token",
@@ -874,18 +937,18 @@ TEMPLATE_MUTATIONS = (
     TemplateMutation(
         "a token's output is stored before its slot is free",
         "stages/kernel/one_token.py.j2",
-        "        wait_output(outputs, query_slot)\n"
+        "        wait_output(outputs, query_slot, launch)\n"
         "        store_token_output(softmax, outputs, query_slot, {{ scales }}launch)\n",
         "        store_token_output(softmax, outputs, query_slot, {{ scales }}launch)\n"
-        "        wait_output(outputs, query_slot)\n",
+        "        wait_output(outputs, query_slot, launch)\n",
     ),
     TemplateMutation(
         "output is stored before its slot is free",
         "stages/kernel/several_tokens.py.j2",
-        "            wait_output(outputs, query_slot)\n"
+        "            wait_output(outputs, query_slot, launch)\n"
         "            store_output(softmax, outputs, query_slot, {{ scales }}launch)\n",
         "            store_output(softmax, outputs, query_slot, {{ scales }}launch)\n"
-        "            wait_output(outputs, query_slot)\n",
+        "            wait_output(outputs, query_slot, launch)\n",
     ),
     TemplateMutation(
         "the tail of a token's slot is cleared before its keys are there",

@@ -30,4 +30,5 @@ class CallShape:
             **dataclasses.asdict(self),
             query_bytes=BIT_WIDTHS[variant.query_dtype] // 8,
             kv_row_bytes=math.prod(row) * value_bytes,
+            layout=variant.layout,
         )

@@ -418,6 +418,7 @@ def _serving(
         pages_per_sequence=pages.pages_per_sequence,
         query_bytes=BIT_WIDTHS[variant.query_dtype] // 8,
         kv_row_bytes=token_bytes,
+        layout=variant.layout,
     )
     plans = launches.plan(variant, problem, request.generation, request.chunk_prefill_size)
     limit = budget.VMEM_BYTES[request.generation]

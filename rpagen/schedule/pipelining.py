@@ -26,7 +26,7 @@ BASE = "rpa"
 CHANGES = {
     "rpa_depth0": "fused (depth 0)",
     "rpa_depth2": "two-step, depth 2",
-    "rpa_kv_slots3": "3 KV slots",
+    "rpa_kv_slots2": "2 KV slots",
     "rpa_wait_per_page": "a wait for each page",
     "rpa_new_kv_predicated": "new KV fetched under a branch",
 }
@@ -93,7 +93,7 @@ def document(found: Mapping[str, Sequence[Prediction]]) -> str:
         "# What each axis of the pipelining is worth",
         "",
         f"Written by `make pipelining` with {versions}. Kernels only, predicted"
-        " ([how](prediction.md)): the microseconds of `rpa` (two-step attention of depth 1, 2 KV"
+        " ([how](prediction.md)): the microseconds of `rpa` (two-step attention of depth 1, 3 KV"
         " slots, one wait for all pages of a block, new KV fetched without a branch), then the"
         " change of the time by an axis that is changed alone. Configurations and workloads are"
         " those of `specs/workloads.yaml`; pages have 64 tokens.",

@@ -30,7 +30,8 @@ TAIL_ROWS = 8  # rows of a KV slot past its last compute block, for clearing in 
 
 QUERY_ROWS_PER_TILE = 512  # query tokens times group that one attention step works on
 KEYS_PER_STEP = 512  # compute block
-KV_BYTES_PER_BLOCK = {"decode": 2 << 20, "prefill": 4 << 20, "mixed": 4 << 20}
+# Powers of two, and the row of 9 that `spread` adds.
+KV_BYTES_PER_BLOCK = {"decode": 9 << 19, "prefill": 9 << 19, "mixed": 9 << 19}
 
 
 @dataclasses.dataclass(frozen=True)
@@ -45,7 +46,8 @@ class Problem:
     sequences: int
     pages_per_sequence: int
     query_bytes: int  # of one query value
-    kv_row_bytes: int  # of K and V of all heads for one token
+    kv_row_bytes: int  # of K and V of all heads for one token in the cache
+    layout: str  # of the cache
 
     @property
     def padded_sizes(self) -> dict[str, int]:
@@ -58,8 +60,12 @@ class Problem:
 
     @property
     def widths(self) -> dict[str, int]:
-        """The bytes of a query value, and of a token in the cache."""
-        return {"query_bytes": self.query_bytes, "kv_row_bytes": self.kv_row_bytes}
+        """The bytes of a query value, and of a token in a KV slot."""
+        row_bytes = self.kv_row_bytes
+        if self.layout == "head_interleaved":
+            head_dim = align_to(self.head_dim, LANES)
+            row_bytes = 4 * head_dim * spread(row_bytes // (4 * head_dim), head_dim)
+        return {"query_bytes": self.query_bytes, "kv_row_bytes": row_bytes}
 
     @property
     def max_keys(self) -> int:
@@ -70,6 +76,15 @@ class Problem:
 def align_to(value: int, multiple: int) -> int:
     """The smallest multiple of `multiple` that is at least `value`."""
     return -(-value // multiple) * multiple
+
+
+def spread(words: int, head_dim: int) -> int:
+    """Rows of `head_dim` words that a token takes in VMEM, where its data are so many.
+
+    Kernels load the same row of 8 tokens at once. At distances of a multiple of 8 lane rows these
+    lie in one bank, and one load becomes two or more: a row that nothing uses keeps them apart.
+    """
+    return words + 1 if words * head_dim // LANES % SUBLANES == 0 else words
 
 
 def page_shape(
@@ -114,7 +129,7 @@ def vmem_bytes(
     """VMEM that the scratch of a launch takes, in bytes.
 
     `group` (query heads per kv head) and `head_dim` are the padded ones, `query_bytes` is the size
-    of one query value, and `kv_row_bytes` what K and V of all heads take for one token.
+    of one query value, and `kv_row_bytes` what K and V of all heads take for one token in a slot.
     """
     kv_rows = align_to(kv_block, compute_block) + TAIL_ROWS
     of_queries = _query_scratch_bytes(kv_heads, group, head_dim, query_bytes, query_block)
@@ -143,13 +158,15 @@ def spill_bytes(
 def _query_scratch_bytes(
     kv_heads: int, group: int, head_dim: int, query_bytes: int, query_block: int
 ) -> int:
-    """Two slots each of queries and output, and their softmax state."""
+    """Two slots each of queries and output, the queries in order, and their softmax state."""
     rows = query_block * group
     padded_rows = align_to(rows, min(1 << (rows - 1).bit_length(), SUBLANES))
-    slots = rows * 4 * head_dim * query_bytes
+    words = kv_heads * group * query_bytes // 4
+    slots = query_block * 4 * (4 * head_dim * spread(words, head_dim))
+    ordered = padded_rows * head_dim * query_bytes
     statistics = padded_rows * 2 * LANES * 4
     accumulator = padded_rows * head_dim * 4
-    return kv_heads * (slots + statistics + accumulator)
+    return slots + kv_heads * (ordered + statistics + accumulator)
 
 
 def default_blocks(
@@ -180,8 +197,8 @@ def default_blocks(
         query_tile *= 2
 
     keys = max(KV_BYTES_PER_BLOCK[launch] // kv_row_bytes, KEYS_PER_STEP, page_size)
-    pages_in_lanes = math.lcm(page_size, LANES)  # keys of whole pages that fill whole lanes
-    multiple = pages_in_lanes if pages_in_lanes <= keys else page_size
+    whole = (math.lcm(page_size, KEYS_PER_STEP), math.lcm(page_size, LANES), page_size)
+    multiple = next(each for each in whole if each <= keys)
     kv_block = min(keys // multiple * multiple, align_to(max_keys, page_size))
 
     while query_tile > 1 or kv_block > page_size:
@@ -226,9 +243,9 @@ def cut_to_tokens(query_block: int, query_tile: int, static_tokens: int | None) 
 def compute_block_for(kv_block: int) -> int:
     """Keys of one attention step for a KV block: few enough to pipeline, in whole lanes.
 
-    Where no such number divides the KV block, the last step of a block works on some padding.
+    Where no large one divides the KV block, the last step of a block works on some padding.
     """
     if kv_block <= KEYS_PER_STEP:
         return align_to(kv_block, 16)
-    whole_lanes = range(KEYS_PER_STEP, 0, -LANES)
+    whole_lanes = range(KEYS_PER_STEP, KEYS_PER_STEP // 2, -LANES)
     return next((keys for keys in whole_lanes if kv_block % keys == 0), KEYS_PER_STEP)
