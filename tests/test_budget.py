@@ -49,7 +49,7 @@ CALLS = st.fixed_dictionaries(
         "page_size": st.sampled_from([1, 4, 16, 64, 128, 256]),
         "max_keys": st.integers(64, 131072),
         "tokens": st.integers(1, 16384),
-        "kv_slots": st.sampled_from([2, 3]),
+        "kv_slots": st.sampled_from([2, 3, 6]),
     }
 )
 
@@ -82,7 +82,11 @@ def test_default_blocks_of_real_shapes(call):
     # They fit VMEM with room for the compiler's spills.
     padded = sizes(call["heads"], *call["dtypes"])
     blocks = {"query_block": query_block, "kv_block": kv_block, "compute_block": compute_block}
-    needed = budget.vmem_bytes(kv_slots=call["kv_slots"], **blocks, **padded)
+    blocks["query_slots"] = budget.QUERY_SLOTS[launch]
+    limit = given_sizes["vmem_limit_bytes"]
+    kv_slots = budget.fit_kv_slots(call["kv_slots"], vmem_limit_bytes=limit, **blocks, **padded)
+    assert 2 <= kv_slots <= call["kv_slots"]
+    needed = budget.vmem_bytes(kv_slots=kv_slots, **blocks, **padded)
     assert needed <= budget.SCRATCH_SHARE * given_sizes["vmem_limit_bytes"]
     assert needed + spills(query_block, compute_block, padded) <= given_sizes["vmem_limit_bytes"]
 
@@ -121,7 +125,7 @@ ANY_SIZE = st.integers(1, 5000)
             "tokens": ANY_SIZE,
             "max_keys": st.integers(1, 1 << 20),
             "page_size": ANY_SIZE,
-            "kv_slots": st.integers(2, 4),
+            "kv_slots": st.integers(2, 6),
             "kv_heads": st.integers(1, 128),
             "group": st.integers(1, 1024),
             "head_dim": st.sampled_from([128, 256]),
@@ -143,16 +147,20 @@ def test_default_blocks_end_and_agree_for_any_sizes(launch, given_sizes):
         "query_block": query_block,
         "kv_block": kv_block,
         "compute_block": compute_block,
+        "query_slots": budget.QUERY_SLOTS[launch],
         **{
             name: given_sizes[name]
             for name in inspect.signature(budget.vmem_bytes).parameters
             if name in given_sizes
         },
     }
-    needed = budget.vmem_bytes(**block_sizes)
-    assert support.vmem_bytes(**block_sizes) == needed
-    for_compiler = spills(query_block, compute_block, given_sizes)
     limit = given_sizes["vmem_limit_bytes"]
+    most = block_sizes.pop("kv_slots")
+    kv_slots = budget.fit_kv_slots(most, vmem_limit_bytes=limit, **block_sizes)
+    assert support.fit_kv_slots(most, vmem_limit_bytes=limit, **block_sizes) == kv_slots
+    needed = budget.vmem_bytes(kv_slots=kv_slots, **block_sizes)
+    assert support.vmem_bytes(kv_slots=kv_slots, **block_sizes) == needed
+    for_compiler = spills(query_block, compute_block, given_sizes)
     fits = needed <= budget.SCRATCH_SHARE * limit and needed + for_compiler <= limit
     assert fits or (query_tile, kv_block) == (1, page_size)
 
@@ -161,16 +169,16 @@ def test_default_blocks_end_and_agree_for_any_sizes(launch, given_sizes):
     ("heads", "dtypes", "page_size", "max_keys", "generation", "decode", "mixed"),
     [
         # The KV block is a fixed number of bytes, so a smaller cache row makes it longer.
-        (LLAMA_8B, (2, 2), 16, 4096, "v6e", (1, 1024, 1, 512), (128, 1024, 128, 512)),
-        (LLAMA_8B, (2, 1), 16, 4096, "v6e", (1, 2048, 1, 512), (128, 2048, 128, 512)),
-        (LLAMA_8B_EIGHTH, (2, 2), 64, 131072, "v5e", (1, 9216, 1, 512), (64, 9216, 64, 512)),
+        (LLAMA_8B, (2, 2), 16, 4096, "v6e", (1, 512, 1, 512), (128, 512, 128, 512)),
+        (LLAMA_8B, (2, 1), 16, 4096, "v6e", (1, 1024, 1, 512), (128, 1024, 128, 512)),
+        (LLAMA_8B_EIGHTH, (2, 2), 64, 131072, "v5e", (1, 2048, 1, 512), (64, 2048, 64, 512)),
         # A group of 7 is padded to 8.
-        (QWEN_7B, (2, 2), 16, 131072, "v7x", (1, 2048, 1, 512), (64, 2048, 64, 512)),
+        (QWEN_7B, (2, 2), 16, 131072, "v7x", (1, 1024, 1, 512), (64, 1024, 64, 512)),
         # No longer than a sequence can be.
         (LLAMA_8B, (2, 2), 16, 200, "v6e", (1, 208, 1, 208), (128, 208, 128, 208)),
-        (LLAMA_8B, (2, 2), 16, 640, "v6e", (1, 640, 1, 512), (128, 640, 128, 512)),
+        (LLAMA_8B, (2, 2), 16, 640, "v6e", (1, 512, 1, 512), (128, 512, 128, 512)),
         # Pages of which few make whole lanes, and pages larger than a step.
-        (LLAMA_8B, (2, 2), 48, 131072, "v6e", (1, 1152, 1, 384), (128, 1152, 128, 384)),
+        (LLAMA_8B, (2, 2), 48, 131072, "v6e", (1, 384, 1, 384), (128, 384, 128, 384)),
         (LLAMA_8B, (2, 2), 2048, 131072, "v6e", (1, 2048, 1, 512), (128, 2048, 128, 512)),
         # Where VMEM is short, whatever takes more of it is halved.
         (LLAMA_7B, (2, 2), 16, 4096, "v7x", (1, 512, 1, 512), (64, 512, 64, 512)),
@@ -235,4 +243,4 @@ def test_the_emitted_constants_are_those_of_the_generator():
     constants = {name: value for name, value in vars(budget).items() if name.isupper()}
     assert {name: getattr(support, name) for name in constants} == constants
     assert set(budget.VMEM_BYTES) >= set(model.GENERATIONS) == set(support.DEVICE_KINDS.values())
-    assert set(budget.KV_BYTES_PER_BLOCK) == set(model.LAUNCHES)
+    assert set(budget.QUERY_SLOTS) == set(model.LAUNCHES)

@@ -76,7 +76,7 @@ def test_a_variant_to_start_from_keeps_what_is_not_set(run, tmp_path):
     module = emitted(run, tmp_path / "mine", "rpa_decode_kv_slots2", "--set", "features=soft_cap")
     assert module.name == "rpa_soft_cap_decode_kv_slots2.py"
     module = emitted(
-        run, tmp_path / "yours", "rpa_decode_kv_slots2", "--set", "pipelining.kv_slots=3"
+        run, tmp_path / "yours", "rpa_decode_kv_slots2", "--set", "pipelining.kv_slots=6"
     )
     assert module.name == "rpa.py", "what is set for all launches holds for each"
 
@@ -225,7 +225,7 @@ VALUES = "float32, bfloat16, float8_e4m3fn, float8_e5m2, int8"
         (
             ["pipelining.kv_slots=200"],
             "--set pipelining.kv_slots=200: the number 200 is not allowed here\n"
-            "  expected: one of 2, 3\n"
+            "  expected: one of 2, 3, 4, 6\n"
             "  next: write one of these",
         ),
         (

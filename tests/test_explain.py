@@ -78,7 +78,7 @@ def test_launches_that_differ_are_explained_apart(run):
     said = explained(run, "rpa_decode_kv_slots2")
     assert said["axes"]["launches.decode.pipelining.kv_slots"]["value"] == 2
     assert said["axes"]["launches.decode.pipelining.kv_slots"]["field"].startswith("combos.each.")
-    assert said["axes"]["launches.mixed.pipelining.kv_slots"]["value"] == 3
+    assert said["axes"]["launches.mixed.pipelining.kv_slots"]["value"] == 6
     assert said["axes"]["pipelining.dma_wait"]["field"] == "defaults.pipelining.dma_wait"
 
 
@@ -227,7 +227,7 @@ def test_a_source_patched_with_its_diff_is_the_other(run, tmp_path):
 
 def test_diff_of_launches_that_differ(run):
     axes = json.loads(run("diff", "rpa", "rpa_decode_kv_slots2", "--json")[1])["axes"]
-    assert axes == {"launches.decode.pipelining.kv_slots": {"a": 3, "b": 2}}
+    assert axes == {"launches.decode.pipelining.kv_slots": {"a": 6, "b": 2}}
 
 
 def test_diff_of_a_variant_with_itself(run):
@@ -249,11 +249,11 @@ def test_a_file_that_has_another_line_there_is_not_explained(run, tmp_path):
     path = tmp_path / "rpa.py"
     text = (GENERATED / "rpa.py").read_text()
     path.write_text(text)
-    assert explained(run, f"{path}:200")["text"] == text.splitlines()[199]
+    assert explained(run, f"{path}:210")["text"] == text.splitlines()[209]
     path.write_text(text.replace("\nimport jax\n", "\n\nimport jax\n", 1))
-    status, out, err = run("explain", f"{path}:200")
+    status, out, err = run("explain", f"{path}:210")
     assert (status, out) == (2, "")
-    assert err.startswith(f"error: {path} is not as it is emitted now: its line 200 is another one")
+    assert err.startswith(f"error: {path} is not as it is emitted now: its line 210 is another one")
     path.write_text(text[:1000])
-    assert run("explain", f"{path}:200")[0] == 2
+    assert run("explain", f"{path}:210")[0] == 2
     assert explained(run, f"{path}:1")["template"] is None

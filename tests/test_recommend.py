@@ -250,6 +250,7 @@ def _assert_agrees(found: Recommendation) -> None:
                 query_bytes=problem.query_bytes,
                 kv_row_bytes=problem.widths["kv_row_bytes"],
                 kv_slots=launch.kv_slots,
+                query_slots=launch.query_slots,
                 query_block=launch.query_block,
                 kv_block=launch.kv_block,
                 compute_block=launch.compute_block,
@@ -347,8 +348,8 @@ wait: make as many as fit the HBM that weights leave free
   cache: [pages, 64, 2, 2, 128] bfloat16; 1024 bytes a token and layer
   default blocks, in tokens:
     launch  query block  KV block  query tile  compute block  VMEM
-    decode  1            4608      1           512            13.5 of 128 MiB
-    mixed   256          4608      256         512            16.3 of 128 MiB
+    decode  1            2048      1           512            12.1 of 128 MiB
+    mixed   256          2048      256         512            14.8 of 128 MiB
   call:
     shape = rpa_kernels.get_kv_cache_shape(pages, 64, 2, 128, jnp.bfloat16)
     kv_cache = jnp.zeros(shape, jnp.bfloat16)
@@ -363,8 +364,8 @@ wait: make as many as fit the HBM that weights leave free
   cache: [pages, 64, 2, 2, 128] bfloat16; 1024 bytes a token and layer
   default blocks, in tokens:
     launch  query block  KV block  query tile  compute block  VMEM
-    decode  1            4608      1           512            13.5 of 128 MiB
-    mixed   256          4608      256         512            16.3 of 128 MiB
+    decode  1            2048      1           512            12.1 of 128 MiB
+    mixed   256          2048      256         512            14.8 of 128 MiB
   call:
     shape = rpa_kernels.get_kv_cache_shape(pages, 64, 2, 128, jnp.bfloat16)
     kv_cache = jnp.zeros(shape, jnp.bfloat16)
@@ -586,14 +587,14 @@ def test_pages_are_the_smallest_whose_table_fits(sequences, max_tokens, page_siz
         ),
         (
             ["--max-model-len", 1 << 30],
-            "--max-sequences: the decode launch of rpa needs 7251359744 bytes of VMEM even with"
+            "--max-sequences: the decode launch of rpa needs 4835508224 bytes of VMEM even with"
             " blocks of one page, of 524288 tokens\n"
             "  expected: at most 134217728 bytes, what a core of v6e has\n"
             "  next: give fewer --max-sequences or a smaller --max-model-len, for smaller pages\n",
         ),
         (
             ["--page-size", 131072],
-            "--page-size: the decode launch of rpa needs 1815541760 bytes of VMEM even with blocks"
+            "--page-size: the decode launch of rpa needs 1211629568 bytes of VMEM even with blocks"
             " of one page, of 131072 tokens\n"
             "  expected: at most 134217728 bytes, what a core of v6e has\n"
             "  next: give a smaller --page-size\n",

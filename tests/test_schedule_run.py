@@ -273,6 +273,7 @@ WORK = "%s3_s3 = smov.u32 1"
         (["", "@2 " + WORK, WORK, WORK, WORK, WORK, WORK], 2),
         ([WORK] * 6 + ["@2 " + WORK], 7),  # all six
         ([WORK, "", WORK, WORK, WORK, WORK, WORK], 3),  # no region tells: the first empty one
+        ([WORK, "", BRANCH, "", "@2 " + WORK, WORK, WORK], 3),  # another branch is none of them
     ],
 )
 def test_delay_slots_that_are_trimmed(after, last):

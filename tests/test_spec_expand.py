@@ -74,7 +74,7 @@ def test_extended_tier_of_the_first_families() -> None:
 
 def test_the_facts_of_one_variant() -> None:
     (variant,) = [v for v in expand.load_variants(SPECS) if v.name == "rpa_int8_soft_cap"]
-    plan = model.Pipelining(3, 1, "aggregate", "select")
+    plan = model.Pipelining(6, 1, "aggregate", "select")
     assert variant == model.Variant(
         name="rpa_int8_soft_cap",
         family="rpa",
@@ -413,7 +413,7 @@ so no launch fetches new KV
             for launch in model.LAUNCHES
             for axis in axes.PIPELINING_AXES
         ),
-        f"""{END}:1: the family spans 13,824 combinations, 13,824 of them from here
+        f"""{END}:1: the family spans 110,592 combinations, 110,592 of them from here
   expected: at most 10,000
   next: list fewer values""",
     ),

@@ -623,16 +623,16 @@ def test_vmem_that_does_not_suffice():
         " block), smaller pages or a larger vmem_limit_bytes"
     )
     assert text_of(ValueError, plan, block_sizes=blocks) == (
-        "the decode launch needs 2148470784"
+        "the decode launch needs 2148495360"
         + text.format(blocks=(1, 1 << 20, 1, 512), left=948224, limit=128 << 20)
     )
     # A limit is no larger than VMEM is.
     assert plan(vmem_limit_bytes=1 << 40) == plan()
     # Default blocks keep to a smaller one as long as they can.
     assert plan(vmem_limit_bytes=1 << 20)[1].kv_block == 48
-    assert plan(vmem_limit_bytes=250_000, distribution=np.array([4, 4, 4]))[0].kv_block == 16
+    assert plan(vmem_limit_bytes=270_000, distribution=np.array([4, 4, 4]))[0].kv_block == 16
     assert text_of(ValueError, plan, vmem_limit_bytes=1000) == (
-        "the decode launch needs 234240"
+        "the decode launch needs 258816"
         + text.format(blocks=(1, 16, 1, 16), left=162560, limit=1000)
     )
 
@@ -732,6 +732,7 @@ def test_the_budget_is_what_launches_allocate(name, monkeypatch):
             group=launch.group,
             head_dim=launch.head_dim,
             kv_slots=launch.kv_slots,
+            query_slots=launch.query_slots,
             query_block=launch.query_block,
             kv_block=launch.kv_block,
             compute_block=launch.compute_block,

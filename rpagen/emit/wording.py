@@ -71,7 +71,7 @@ def shapes(variant: Variant) -> dict[str, str]:
         "new_kv_words": f"u32[tokens, {kv_words}, head dim]",
         "queries": f"[tokens, {query_row}]",
         "query_slots": (
-            f"[2, query block, spread({query_words}), {variant.query_packing}, head dim]"
+            f"[query slots, query block, spread({query_words}), {variant.query_packing}, head dim]"
         ),
     }
 

@@ -309,6 +309,12 @@ MUTATIONS: tuple[Mutation, ...] = (
     ),
     # Turns and cursors.
     Mutation("a slot is used twice in a row", "next_slot", "0, slot + 1)", "0, slot)"),
+    Mutation(
+        "the queries of a later token are fetched into the slot of this one",
+        "previous_slot",
+        "jnp.where(slot == 0, slots, slot) - 1",
+        "slot",
+    ),
     Mutation("slots are used past the last", "next_slot", "slot + 1 == slots", "slot == slots"),
     Mutation(
         "the cursor stays at the last KV block",
@@ -735,14 +741,14 @@ MUTATIONS: tuple[Mutation, ...] = (
     Mutation(
         "the last outputs are not waited for",
         "decode_kernel",
-        "for slot in range(2):",
-        "for slot in range(1):",
+        "for slot in range(launch.query_slots):",
+        "for slot in range(1, launch.query_slots):",
     ),
     Mutation(
         "the last outputs of query blocks are not waited for",
         "prefill_and_mixed_kernel",
-        "for slot in range(2):",
-        "for slot in range(1):",
+        "for slot in range(launch.query_slots):",
+        "for slot in range(1, launch.query_slots):",
     ),
     Mutation(
         "every head is stored as the first", "store_token_output", "head * words_per_head", "0"
@@ -785,8 +791,8 @@ MUTATIONS: tuple[Mutation, ...] = (
     Mutation(
         "a launch without sequences fetches queries",
         "prefill_and_mixed_kernel",
-        "@pl.when(first_sequence < end_sequence)\n    def fetch_first_queries",
-        "@pl.when(first_sequence <= end_sequence)\n    def fetch_first_queries",
+        "@pl.when(first_sequence < end_sequence)\n    def begin",
+        "@pl.when(first_sequence <= end_sequence)\n    def begin",
     ),
     # The walk over blocks, and what happens around the launches.
     Mutation(
@@ -913,14 +919,14 @@ TEMPLATE_MUTATIONS = (
     TemplateMutation(
         "one KV block too few is fetched ahead of a token",
         "stages/kernel/one_token.py.j2",
-        "for _ in range(launch.kv_slots - 1):",
-        "for _ in range(launch.kv_slots - 2):",
+        "@pl.loop(0, launch.kv_slots - 1)",
+        "@pl.loop(0, launch.kv_slots - 2)",
     ),
     TemplateMutation(
         "one KV block too many is fetched ahead of a query block",
         "stages/kernel/several_tokens.py.j2",
-        "for _ in range(launch.kv_slots - 1):",
-        "for _ in range(launch.kv_slots):",
+        "@pl.loop(0, launch.kv_slots - 1)",
+        "@pl.loop(0, launch.kv_slots)",
     ),
     TemplateMutation(
         "the softmax begins anew with every KV block of a token",

@@ -73,24 +73,26 @@ def _last(schedule: Schedule, branch: int, generation: Generation) -> int:
     """The last bundle that is executed after a branch, wherever it goes.
 
     Where empty ones are left out at the end, one of them stays. What is executed next then starts a
-    region; and where all delay slots are there, a region ends with them.
+    region; and where all delay slots are there, a region ends with them. No other branch is among
+    them: where one follows sooner, some are left out.
     """
     bundles = schedule.bundles
     whole = branch + generation.delay_slots
     if not generation.trims_delay_slots:
         return whole
+    slots = range(branch + 1, min(whole, len(bundles)))
+    other = next((address for address in slots if branch_of(bundles[address]) is not None), None)
     empty = [
         address
-        for address in range(branch + 1, min(whole, len(bundles)))
+        for address in slots[: None if other is None else other - branch - 1]
         if not bundles[address].operations
     ]
     for address in empty:
         follows = bundles[address + 1] if address + 1 < len(bundles) else None
         if follows is None or follows.regions or follows.marks:
             return address
-    if not empty or (whole < len(bundles) and bundles[whole].ends_region):
-        return whole
-    return empty[0]
+    is_whole = other is None and whole < len(bundles) and bundles[whole].ends_region
+    return whole if is_whole or not empty else empty[0]
 
 
 def branch_of(bundle: Bundle) -> Operation | None:

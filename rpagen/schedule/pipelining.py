@@ -93,7 +93,7 @@ def document(found: Mapping[str, Sequence[Prediction]]) -> str:
         "# What each axis of the pipelining is worth",
         "",
         f"Written by `make pipelining` with {versions}. Kernels only, predicted"
-        " ([how](prediction.md)): the microseconds of `rpa` (two-step attention of depth 1, 3 KV"
+        " ([how](prediction.md)): the microseconds of `rpa` (two-step attention of depth 1, 6 KV"
         " slots, one wait for all pages of a block, new KV fetched without a branch), then the"
         " change of the time by an axis that is changed alone. Configurations and workloads are"
         " those of `specs/workloads.yaml`; pages have 64 tokens.",

@@ -169,6 +169,8 @@ AXES = (
         (
             Value(2, "kv_slots2", "one block is computed while the next is fetched"),
             Value(3, "kv_slots3", "two blocks are fetched ahead"),
+            Value(4, "kv_slots4", "three blocks are fetched ahead"),
+            Value(6, "kv_slots6", "five blocks are fetched ahead"),
         ),
     ),
     Axis(

@@ -30,8 +30,9 @@ TAIL_ROWS = 8  # rows of a KV slot past its last compute block, for clearing in 
 
 QUERY_ROWS_PER_TILE = 512  # query tokens times group that one attention step works on
 KEYS_PER_STEP = 512  # compute block
-# Powers of two, and the row of 9 that `spread` adds.
-KV_BYTES_PER_BLOCK = {"decode": 9 << 19, "prefill": 9 << 19, "mixed": 9 << 19}
+KV_BYTES_PER_BLOCK = 9 << 18  # a power of two, and the row of 9 that `spread` adds
+MOST_KEYS_PER_BLOCK = 2048  # of few heads: so that several short sequences are in flight
+QUERY_SLOTS = {"decode": 8, "prefill": 2, "mixed": 2}  # a token's take less than their latency
 
 
 @dataclasses.dataclass(frozen=True)
@@ -122,6 +123,7 @@ def vmem_bytes(
     query_bytes: int,
     kv_row_bytes: int,
     kv_slots: int,
+    query_slots: int,
     query_block: int,
     kv_block: int,
     compute_block: int,
@@ -132,7 +134,9 @@ def vmem_bytes(
     of one query value, and `kv_row_bytes` what K and V of all heads take for one token in a slot.
     """
     kv_rows = align_to(kv_block, compute_block) + TAIL_ROWS
-    of_queries = _query_scratch_bytes(kv_heads, group, head_dim, query_bytes, query_block)
+    of_queries = _query_scratch_bytes(
+        kv_heads, group, head_dim, query_bytes, query_slots, query_block
+    )
     return kv_slots * kv_rows * kv_row_bytes + of_queries
 
 
@@ -156,13 +160,13 @@ def spill_bytes(
 
 
 def _query_scratch_bytes(
-    kv_heads: int, group: int, head_dim: int, query_bytes: int, query_block: int
+    kv_heads: int, group: int, head_dim: int, query_bytes: int, query_slots: int, query_block: int
 ) -> int:
-    """Two slots each of queries and output, the queries in order, and their softmax state."""
+    """Slots of queries and of output, the queries in order, and their softmax state."""
     rows = query_block * group
     padded_rows = align_to(rows, min(1 << (rows - 1).bit_length(), SUBLANES))
     words = kv_heads * group * query_bytes // 4
-    slots = query_block * 4 * (4 * head_dim * spread(words, head_dim))
+    slots = 2 * query_slots * query_block * 4 * head_dim * spread(words, head_dim)
     ordered = padded_rows * head_dim * query_bytes
     statistics = padded_rows * 2 * LANES * 4
     accumulator = padded_rows * head_dim * 4
@@ -196,23 +200,26 @@ def default_blocks(
     while query_tile < most_tokens and 2 * query_tile * group <= QUERY_ROWS_PER_TILE:
         query_tile *= 2
 
-    keys = max(KV_BYTES_PER_BLOCK[launch] // kv_row_bytes, KEYS_PER_STEP, page_size)
+    keys = min(KV_BYTES_PER_BLOCK // kv_row_bytes, MOST_KEYS_PER_BLOCK)
+    keys = max(keys, KEYS_PER_STEP, page_size)
     whole = (math.lcm(page_size, KEYS_PER_STEP), math.lcm(page_size, LANES), page_size)
     multiple = next(each for each in whole if each <= keys)
     kv_block = min(keys // multiple * multiple, align_to(max_keys, page_size))
 
     while query_tile > 1 or kv_block > page_size:
-        scratch = vmem_bytes(
-            kv_heads=kv_heads,
-            group=group,
-            head_dim=head_dim,
-            query_bytes=query_bytes,
-            kv_row_bytes=kv_row_bytes,
-            kv_slots=kv_slots,
-            query_block=query_tile,
-            kv_block=kv_block,
-            compute_block=compute_block_for(kv_block),
-        )
+        blocks = {
+            "kv_heads": kv_heads,
+            "group": group,
+            "head_dim": head_dim,
+            "query_bytes": query_bytes,
+            "kv_row_bytes": kv_row_bytes,
+            "query_slots": QUERY_SLOTS[launch],
+            "query_block": query_tile,
+            "kv_block": kv_block,
+            "compute_block": compute_block_for(kv_block),
+        }
+        slots = fit_kv_slots(kv_slots, vmem_limit_bytes=vmem_limit_bytes, **blocks)
+        scratch = vmem_bytes(kv_slots=slots, **blocks)
         spills = spill_bytes(
             kv_heads=kv_heads,
             group=group,
@@ -223,13 +230,51 @@ def default_blocks(
         )
         if scratch <= SCRATCH_SHARE * vmem_limit_bytes and scratch + spills <= vmem_limit_bytes:
             break
-        of_queries = _query_scratch_bytes(kv_heads, group, head_dim, query_bytes, query_tile)
+        of_queries = _query_scratch_bytes(
+            kv_heads, group, head_dim, query_bytes, QUERY_SLOTS[launch], query_tile
+        )
         queries_take_more = 2 * of_queries > scratch
         if query_tile > 1 and (queries_take_more or kv_block == page_size):
             query_tile //= 2
         else:
             kv_block = max(kv_block // page_size // 2, 1) * page_size
     return query_tile, kv_block, query_tile, compute_block_for(kv_block)
+
+
+def fit_kv_slots(
+    most: int,
+    *,
+    vmem_limit_bytes: int,
+    kv_heads: int,
+    group: int,
+    head_dim: int,
+    query_bytes: int,
+    kv_row_bytes: int,
+    query_slots: int,
+    query_block: int,
+    kv_block: int,
+    compute_block: int,
+) -> int:
+    """The KV slots of a launch: at most so many, and two where the scratch of more is too large.
+
+    Pages of thousands of tokens are blocks that cannot be made smaller.
+    """
+    for kv_slots in range(most, 2, -1):
+        scratch = vmem_bytes(
+            kv_heads=kv_heads,
+            group=group,
+            head_dim=head_dim,
+            query_bytes=query_bytes,
+            kv_row_bytes=kv_row_bytes,
+            kv_slots=kv_slots,
+            query_slots=query_slots,
+            query_block=query_block,
+            kv_block=kv_block,
+            compute_block=compute_block,
+        )
+        if scratch <= SCRATCH_SHARE * vmem_limit_bytes:
+            return kv_slots
+    return 2
 
 
 def cut_to_tokens(query_block: int, query_tile: int, static_tokens: int | None) -> tuple[int, int]:

@@ -37,7 +37,7 @@ def plan(
     sizes = {**problem.padded_sizes, **problem.widths}
     plans = []
     for launch, (_, _, static_tokens) in budget.launch_parts(chunk_prefill_size).items():
-        kv_slots = variant.launches[launch].kv_slots
+        most_kv_slots = variant.launches[launch].kv_slots
         query_block, kv_block, query_tile, compute_block = budget.default_blocks(
             launch,
             vmem_limit_bytes=budget.VMEM_BYTES[generation],
@@ -45,17 +45,21 @@ def plan(
             tokens=problem.tokens,
             max_keys=problem.max_keys,
             page_size=problem.page_size,
-            kv_slots=kv_slots,
+            kv_slots=most_kv_slots,
             **sizes,
         )
         query_block, query_tile = budget.cut_to_tokens(query_block, query_tile, static_tokens)
-        vmem = budget.vmem_bytes(
-            kv_slots=kv_slots,
-            query_block=query_block,
-            kv_block=kv_block,
-            compute_block=compute_block,
+        scratch = {
+            "query_slots": budget.QUERY_SLOTS[launch],
+            "query_block": query_block,
+            "kv_block": kv_block,
+            "compute_block": compute_block,
             **sizes,
+        }
+        kv_slots = budget.fit_kv_slots(
+            most_kv_slots, vmem_limit_bytes=budget.VMEM_BYTES[generation], **scratch
         )
+        vmem = budget.vmem_bytes(kv_slots=kv_slots, **scratch)
         spills = budget.spill_bytes(
             **problem.padded_sizes,
             query_bytes=problem.query_bytes,
