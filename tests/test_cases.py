@@ -83,10 +83,10 @@ def test_case_is_a_valid_call(case):
 
 def test_geometries_cover_heads_and_pages():
     geometries = {case.geometry for case in cases.NAMED_CASES}
-    assert {g.num_q_heads // g.num_kv_heads for g in geometries} == {1, 3, 4, 7, 8}
+    assert {g.num_q_heads // g.num_kv_heads for g in geometries} == {1, 2, 3, 4, 7, 8}
     assert {g.num_kv_heads for g in geometries} == {1, 2, 3, 8}
     assert {g.head_dim for g in geometries} == {64, 80, 96, 128, 256}
-    assert {g.page_size for g in geometries} == {1, 4, 8, 16, 64}
+    assert {g.page_size for g in geometries} == {1, 4, 8, 16, 64, 128}
     assert {g.chunk_prefill_size is None for g in geometries} == {True, False}
     for geometry in geometries:
         for bq, bkv, bq_compute, bkv_compute in (

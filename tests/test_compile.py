@@ -101,7 +101,8 @@ def test_a_thousand_query_rows_of_eight_heads_in_pages_of_256(name):
     assert 0 < mixed.vmem.of_compiler <= left
     # Four times as many are too many.
     blocks["m_block_sizes"] = (1024, 256, 128, 256)
-    with pytest.raises(ValueError, match="needs 163250176 bytes of VMEM with the blocks") as error:
+    needed = {"rpa": 174006272, "rpa_head_major": 173735936}[name]
+    with pytest.raises(ValueError, match=f"needs {needed} bytes of VMEM with the blocks") as error:
         aot.compile_variant(rpa_kernels.load(name), "v7x", shape, **blocks)
     assert "expected at most 67108864 on v7x: give smaller m_block_sizes" in str(error.value)
 
@@ -154,7 +155,7 @@ def test_the_largest_page_table_that_is_accepted_compiles():
 @needs_libtpu
 def test_what_is_read_is_what_the_compiler_compares_with_its_limit(monkeypatch):
     monkeypatch.setattr(support, "spill_bytes", lambda **_: 0)
-    module = rpa_kernels.load("rpa")
+    module = rpa_kernels.load("rpa_kv_slots2")  # of more, some are left out below a limit
     shape = aot.CallShape(16, 2, 128, 64, 64, 4, 8)
     blocks = {"d_block_sizes": (1, 64, 1, 64), "m_block_sizes": (64, 256, 64, 256)}
     vmem = aot.compile_variant(module, "v6e", shape, **blocks).launches["mixed"].vmem

@@ -325,6 +325,27 @@ GQA3_PAGE8 = Geometry(
     soft_cap=3.0,
 )
 
+# Attention steps of several registers' lanes, and steps of half the size where scores are masked:
+# before the whole blocks of a window, between two KV blocks, and after.
+GQA2_PAGE128 = Geometry(
+    name="gqa2_page128",
+    num_q_heads=2,
+    num_kv_heads=1,
+    head_dim=128,
+    page_size=128,
+    pages_per_seq=8,
+    num_pages=40,
+    max_seqs=8,
+    max_tokens=96,
+    chunk_prefill_size=16,
+    decode_blocks=(1, 512, 1, 256),
+    prefill_blocks=(16, 512, 8, 256),
+    mixed_blocks=(16, 512, 8, 256),
+    sm_scale=128**-0.5,
+    sliding_window=600,
+    soft_cap=5.0,
+)
+
 # More pages than 16 bits count, as small as can be.
 MANY_PAGES = Geometry(
     name="many_pages",
@@ -480,6 +501,14 @@ NAMED_CASES = (
         geometry=GQA3_PAGE8,
         decode=((1, 25), (1, 24), (1, 3), (1, 9)),
         prefill=((10, 10), (10, 14), (3, 21)),
+    ),
+    # A context that ends with a whole block, one key before, and one and a half blocks later.
+    Case(
+        name="gqa2_three_ranges",
+        geometry=GQA2_PAGE128,
+        decode=((1, 700), (1, 257)),
+        prefill=((16, 800), (9, 521)),
+        mixed=((40, 1000), (21, 21), (3, 768)),
     ),
     # Pages and tokens whose numbers fill no 16 bits and no 8 bits; 256 tokens without keys take
     # little time.
