@@ -76,6 +76,11 @@ def test_default_blocks_of_an_8b_model_compile(outcomes, device):
         ("rpa_float32", "v5e", "5x1x128", 16),  # rows that are padded
         ("rpa_int8", "v7x", "6x2x256", 64),
         ("rpa_kv_share", "v6e", "8x8x64", 256),
+        # Rows of new tokens that fill no tile of words, or several.
+        ("rpa", "v6e", "12x3x128", 16),
+        ("rpa_float32", "v6e", "9x3x128", 16),
+        ("rpa_float8_e4m3fn", "v7x", "10x5x128", 16),
+        ("rpa", "v7x", "8x4x256", 16),
         ("rpa_head_major", "v5e", "3x1x128", 64),
         ("rpa", "v5p", "8x2x128", 16),
         ("rpa_float8_e4m3fn", "v4", "8x1x64", 16),

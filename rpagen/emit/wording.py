@@ -68,7 +68,7 @@ def shapes(variant: Variant) -> dict[str, str]:
         "cache": cache,
         "kv_slots": slots,
         "new_kv": f"[tokens, {kv_row}]",
-        "new_kv_words": f"u32[tokens, {kv_words}, head dim]",
+        "new_kv_words": f"u32[tokens, {kv_words}, 1, head dim]",
         "queries": f"[tokens, {query_row}]",
         "query_slots": (
             f"[query slots, query block, spread({query_words}), {variant.query_packing}, head dim]"

@@ -721,6 +721,12 @@ MUTATIONS: tuple[Mutation, ...] = (
         "1.0",
     ),
     Mutation(
+        "queries of a token are quantized without their scale",
+        "order_token_queries",
+        "scales_ref[QUERY_SCALE]",
+        "1.0",
+    ),
+    Mutation(
         "queries are cut at half of what fits",
         "quantize_queries",
         "-limit, limit",
