@@ -137,7 +137,7 @@ def test_a_mistake_in_a_stage_is_shown_with_what_the_module_had_by_then(tmp_path
     above = int(re.fullmatch(r"rpa_kernels/rpa.py, line (\d+) as rendered", problem.place)[1])
     # Formatting moves few lines: the stage is near where it is in the emitted module.
     emitted = (ROOT / "generated/rpa_kernels/rpa.py").read_text().splitlines()
-    assert abs(above - emitted.index("def scale_scores(scores, scales_ref):")) < 30
+    assert abs(above - emitted.index("def scale_scores(scores, scales_ref):")) < 40
 
 
 def test_many_problems_are_cut(emitted):

@@ -199,7 +199,7 @@ no output
     "out of range": (
         changed("kv_slots: 2", "kv_slots: 200"),
         """11:15: defaults.pipelining.kv_slots: the number 200 is not allowed here
-  expected: one of 2, 3
+  expected: one of 2, 3, 4, 6
   next: write one of these""",
     ),
     "negative": (
@@ -211,25 +211,25 @@ no output
     "another way to write a number": (
         changed("kv_slots: 2", "kv_slots: 0x2"),
         """11:15: defaults.pipelining.kv_slots: the number 0x2 is not allowed here
-  expected: one of 2, 3
+  expected: one of 2, 3, 4, 6
   next: write one of these""",
     ),
     "very long number": (
         changed("kv_slots: 2", "kv_slots: " + "9" * 10_000),
         f"""11:15: defaults.pipelining.kv_slots: the number {"9" * 60}... is not allowed here
-  expected: one of 2, 3
+  expected: one of 2, 3, 4, 6
   next: write one of these""",
     ),
     "word for a number": (
         changed("kv_slots: 2", "kv_slots: two"),
         """11:15: defaults.pipelining.kv_slots: found the text "two"
-  expected: one of 2, 3
+  expected: one of 2, 3, 4, 6
   next: write one of these""",
     ),
     "number in quotes": (
         changed("kv_slots: 2", 'kv_slots: "2"'),
         """11:15: defaults.pipelining.kv_slots: found the text "2"
-  expected: one of 2, 3
+  expected: one of 2, 3, 4, 6
   next: remove the quotes""",
     ),
     "list for a value": (
@@ -271,13 +271,13 @@ no output
     "value for a list": (
         PLAIN + "axes:\n  pipelining.kv_slots: 3\n",
         f"""{END + 1}:24: axes.pipelining.kv_slots: found the number 3
-  expected: a list of 2, 3
+  expected: a list of 2, 3, 4, 6
   next: write it in brackets: [3]""",
     ),
     "empty list": (
         PLAIN + "axes:\n  pipelining.kv_slots: []\n",
         f"""{END + 1}:24: axes.pipelining.kv_slots: the list is empty
-  expected: a list of 2, 3
+  expected: a list of 2, 3, 4, 6
   next: add a value, or remove the key""",
     ),
     "value twice": (
