@@ -502,6 +502,13 @@ NAMED_CASES = (
         decode=((1, 25), (1, 24), (1, 3), (1, 9)),
         prefill=((10, 10), (10, 14), (3, 21)),
     ),
+    # The first key of a compute block is in the window of all queries but the last.
+    Case(
+        name="gqa4_window_ends_in_a_block",
+        geometry=GQA4_PAGE16,
+        mixed=((2, 57), (2, 73)),
+        window=40,
+    ),
     # A context that ends with a whole block, one key before, and one and a half blocks later.
     Case(
         name="gqa2_three_ranges",
