@@ -180,6 +180,11 @@ STAGES = (
     Stage("mask", _always("positions"), SEVERAL_TOKENS, is_used=masks_by_position),
     Stage("mask", _mask, SEVERAL_TOKENS),
     Stage("edges", _mask, SEVERAL_TOKENS),
+    Stage(
+        "edges",
+        lambda variant, plan: "around" if variant.has("sliding_window") else "after",
+        SEVERAL_TOKENS,
+    ),
     Stage("scores", _always("plain")),
     Stage("softmax", _always("online")),
     Stage("accumulate", _always("rescale")),

@@ -65,8 +65,13 @@ class Problem:
         row_bytes = self.kv_row_bytes
         if self.layout == "head_interleaved":
             head_dim = align_to(self.head_dim, LANES)
-            row_bytes = 4 * head_dim * spread(row_bytes // (4 * head_dim), head_dim)
+            row_bytes = 4 * head_dim * spread(self.kv_words, head_dim)
         return {"query_bytes": self.query_bytes, "kv_row_bytes": row_bytes}
+
+    @property
+    def kv_words(self) -> int:
+        """Rows of words, of a padded head dim each, that K and V of a token take in the cache."""
+        return self.kv_row_bytes // (4 * align_to(self.head_dim, LANES))
 
     @property
     def max_keys(self) -> int:
@@ -241,38 +246,14 @@ def default_blocks(
     return query_tile, kv_block, query_tile, compute_block_for(kv_block)
 
 
-def fit_kv_slots(
-    most: int,
-    *,
-    vmem_limit_bytes: int,
-    kv_heads: int,
-    group: int,
-    head_dim: int,
-    query_bytes: int,
-    kv_row_bytes: int,
-    query_slots: int,
-    query_block: int,
-    kv_block: int,
-    compute_block: int,
-) -> int:
+def fit_kv_slots(most: int, *, vmem_limit_bytes: int, **blocks: int) -> int:
     """The KV slots of a launch: at most so many, and two where the scratch of more is too large.
 
-    Pages of thousands of tokens are blocks that cannot be made smaller.
+    `blocks` are the other arguments of `vmem_bytes`. Pages of thousands of tokens are blocks that
+    cannot be made smaller.
     """
     for kv_slots in range(most, 2, -1):
-        scratch = vmem_bytes(
-            kv_heads=kv_heads,
-            group=group,
-            head_dim=head_dim,
-            query_bytes=query_bytes,
-            kv_row_bytes=kv_row_bytes,
-            kv_slots=kv_slots,
-            query_slots=query_slots,
-            query_block=query_block,
-            kv_block=kv_block,
-            compute_block=compute_block,
-        )
-        if scratch <= SCRATCH_SHARE * vmem_limit_bytes:
+        if vmem_bytes(kv_slots=kv_slots, **blocks) <= SCRATCH_SHARE * vmem_limit_bytes:
             return kv_slots
     return 2
 
