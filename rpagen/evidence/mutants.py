@@ -734,12 +734,18 @@ MUTATIONS: tuple[Mutation, ...] = (
     ),
     Mutation("the normaliser is off by a tenth", "normalise", "/ total", "/ (1.1 * total)"),
     Mutation("the normaliser is off by a hundredth", "normalise", "/ total", "/ (1.01 * total)"),
+    Mutation(
+        "the value scale is ignored (decode)",
+        "store_token_output",
+        "rows, scales_ref)",
+        "rows, [1.0] * 2)",
+    ),
     *_in_each(
-        LAUNCHES,
+        ("prefill", "mixed"),
         "the value scale is ignored",
-        "normalise",
-        "scales_ref[VALUE_SCALE]",
-        "(1.0 if launch.name == LAUNCH else scales_ref[VALUE_SCALE])",
+        "store_output",
+        "rows, scales_ref)",
+        "rows, [1.0] * 2 if launch.name == LAUNCH else scales_ref)",
     ),
     Mutation("a row without keys is not 0", "normalise", ", 0.0)", ", jnp.nan)"),
     # Copies out of VMEM.
@@ -785,8 +791,8 @@ MUTATIONS: tuple[Mutation, ...] = (
     Mutation(
         "the softmax begins anew only where a sequence does",
         "prefill_and_mixed_kernel",
-        "reset_softmax(softmax)",
-        "pl.when(span.start == 0)(lambda: reset_softmax(softmax))",
+        "            reset_softmax(softmax)",
+        "            pl.when(span.start == 0)(lambda: reset_softmax(softmax))",
     ),
     Mutation(
         "the mixed launch begins after the prefill sequences",
