@@ -158,7 +158,7 @@ def test_the_table_and_the_record_tell_what_survived(tmp_path: Path, monkeypatch
         kill.Verdict(second, "survived", "", "", "", 40, 90.0),
     ]
     monkeypatch.setattr(kill, "every_mutant", lambda: MUTANTS[:2])
-    monkeypatch.setattr(kill.workers, "results", lambda work, died, pieces, jobs: iter(verdicts))
+    tried = answer_with(monkeypatch, verdicts)
     record = tmp_path / "mutants.json"
     assert kill.main(["--record", str(record)]) == 1
     out, err = capsys.readouterr()
@@ -170,6 +170,72 @@ def test_the_table_and_the_record_tell_what_survived(tmp_path: Path, monkeypatch
     assert [each["outcome"] for each in kept["mutants"]] == ["killed", "survived"]
     assert kept["mutants"][0]["how"] == how
     assert set(kept["digests"]) == set(VARIANTS)
+    # What killed a mutant is tried first on the others of its mutation.
+    assert first.mutation == second.mutation
+    assert [each.likely for each in tried] == [("", ""), ("gqa4_three_ranges", "on_wait")]
+
+
+def answer_with(monkeypatch: pytest.MonkeyPatch, verdicts: list[kill.Verdict]) -> list[kill.Mutant]:
+    """Verdicts in the place of what processes find; returns the mutants that are tried."""
+    tried: list[kill.Mutant] = []
+
+    def results(work, died, pieces, jobs):
+        tried.extend(pieces)
+        return (verdict for verdict in verdicts if verdict.mutant in pieces)
+
+    monkeypatch.setattr(kill.workers, "results", results)
+    return tried
+
+
+def test_the_likely_call_is_the_first(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(kill, "kill_with", lambda mutant, calls: list(calls))
+    usual = kill.kill(MUTANTS[0])
+    last = usual[-1]
+    likely = (last.case.name, last.timing)
+    sorted_calls = kill.kill(dataclasses.replace(MUTANTS[0], likely=likely))
+    assert sorted_calls == [last, *usual[:-1]]
+
+
+@pytest.mark.parametrize(
+    ("changed", "again"),
+    [(None, 1), ("digests", 2), ("instrument", 2), ("fault", 2), ("no record", 2)],
+)
+def test_what_is_known_of_the_same_fault_is_kept(changed, again, tmp_path, monkeypatch, capsys):
+    first, second = MUTANTS[:2]
+    killed = kill.Verdict(first, "killed", "gqa4_three_ranges", "on_wait", "AssertionError", 1, 2.0)
+    survived = kill.Verdict(second, "survived", "", "", "", 40, 90.0)
+    monkeypatch.setattr(kill, "every_mutant", lambda: MUTANTS[:2])
+    answer_with(monkeypatch, [killed, survived])
+    file = tmp_path / "mutants.json"
+    kill.main(["--record", str(file)])
+    record = json.loads(file.read_text())
+    if changed == "digests":
+        record["digests"][first.variant] = "of another kernel"
+    elif changed == "instrument":
+        record["instrument"] = "of another judge"
+    elif changed == "fault":
+        record["mutants"][0]["fault"] = "another"
+    file.write_text(json.dumps(record))
+    if changed == "no record":
+        file.unlink()
+    tried = answer_with(monkeypatch, [killed, dataclasses.replace(killed, mutant=second)])
+    assert kill.main(["--record", str(file), "--keep"]) == 0
+    assert tried == [first, second][-again:]
+    out = capsys.readouterr().out
+    assert "2 of 2 mutants killed" in out
+    assert f"{2 - again} of them are from {file}, as an earlier run found them" in out
+    kept = json.loads(file.read_text())["mutants"]
+    assert [(each["variant"], each["case"]) for each in kept] == [
+        (first.variant, killed.case),
+        (second.variant, killed.case),
+    ]
+
+
+def test_nothing_is_kept_of_no_record(capsys):
+    with pytest.raises(SystemExit) as ended:
+        kill.main(["--keep"])
+    assert ended.value.code == 2
+    assert "--keep is about what --record FILE names: give both" in capsys.readouterr().err
 
 
 def test_a_place_that_cannot_be_written_is_refused_before_the_run(tmp_path, monkeypatch, capsys):

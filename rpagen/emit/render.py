@@ -205,6 +205,7 @@ def _context(variant: Variant) -> dict[str, object]:
         "variant": variant,
         "updates_cache": updates_cache,
         "quantized": is_quantized,
+        "widens_codes": stages.widens_codes(variant),
         "takes_wider_keys": variant.kv_dtype != "float32",
         "quantized_queries": quantizes_queries,
         "scale_arguments": [

@@ -66,6 +66,11 @@ def is_quantized(variant: Variant) -> bool:
     return variant.quantization != "none"
 
 
+def widens_codes(variant: Variant) -> bool:
+    """Whether codes are made bfloat16: the matrix unit takes 8-bit floats beside it as they are."""
+    return variant.kv_dtype == "int8"
+
+
 def quantizes_queries(variant: Variant) -> bool:
     """Whether the queries are rounded to the cache's dtype too."""
     return variant.quantization == "per_tensor_with_query"
@@ -175,7 +180,7 @@ STAGES = (
             else f"{variant.layout}_packing_{variant.kv_packing}"
         ),
     ),
-    Stage("dequantize", _always("cast"), is_used=is_quantized),
+    Stage("dequantize", _always("cast"), is_used=widens_codes),
     Stage("mask", _always("one_token"), ONE_TOKEN),
     Stage("mask", _always("positions"), SEVERAL_TOKENS, is_used=masks_by_position),
     Stage("mask", _mask, SEVERAL_TOKENS),

@@ -1,7 +1,8 @@
 """`make mutants`: puts every fault of `mutants` into kernels, and shows which call finds it.
 
 A fault is looked for in one variant for each text that its function has, or in which its template
-differs. Calls are tried one after the other until one fails: then the mutant is dead.
+differs. Calls are tried one after the other until one fails: then the mutant is dead. What found a
+fault in one variant is tried first in the others, since most calls find few faults.
 """
 
 from __future__ import annotations
@@ -41,11 +42,15 @@ ANSWERS = (
 
 @dataclasses.dataclass(frozen=True)
 class Mutant:
-    """A mutation in one variant, for all variants that it stands for, its own among them."""
+    """A mutation in one variant, for all variants that it stands for, its own among them.
+
+    likely: case and mode of the call to try first.
+    """
 
     mutation: Fault
     variant: str
     stands_for: tuple[str, ...] = ()
+    likely: tuple[str, str] = dataclasses.field(default=("", ""), compare=False)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -86,8 +91,10 @@ def every_mutant() -> list[Mutant]:
 
 def kill(mutant: Mutant) -> Verdict:
     """Tries calls on a mutant until one fails."""
-    variant = _variant(mutant.variant)
-    return kill_with(mutant, _calls(variant))
+    every = _calls(_variant(mutant.variant))
+    return kill_with(
+        mutant, sorted(every, key=lambda call: (call.case.name, call.timing) != mutant.likely)
+    )
 
 
 def kill_with(mutant: Mutant, tries: Iterable[calls.Call]) -> Verdict:
@@ -160,6 +167,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--only", default="", help="mutations with this in their name or place")
     parser.add_argument("--jobs", type=shared.size, default=workers.usual_count(), help="processes")
     parser.add_argument("--record", type=Path, metavar="FILE", help="write what was found there")
+    parser.add_argument(
+        "--keep",
+        action="store_true",
+        help="what --record has of the same faults in the same kernels is not tried again",
+    )
     options = parser.parse_args(arguments)
     chosen = [
         each
@@ -171,25 +183,31 @@ def main(arguments: Sequence[str] | None = None) -> int:
             f"no mutation has {errors.quoted(options.only)} in its name or its place: give --only"
             " less of it, or leave it away to see all"
         )
+    if options.keep and options.record is None:
+        parser.error("--keep is about what --record FILE names: give both")
     if options.record is not None:
         try:
             write.check_place(options.record)
         except errors.InputError as error:
             parser.error(str(error))
     start = time.monotonic()
-    verdicts: list[Verdict] = []
+    verdicts = list(_kept(options.record, chosen)) if options.keep else []
+    kept = {verdict.mutant for verdict in verdicts}
     try:
         with ProgressBar("killing") as progress:
-            progress(0, len(chosen))
-            for verdict in workers.results(kill, _died, chosen, options.jobs):
-                verdicts.append(verdict)
-                progress(len(verdicts), len(chosen))
-                if verdict.outcome != "killed":
-                    mutant = verdict.mutant
-                    progress.say(f"{verdict.outcome}: {mutant.mutation.name} in {mutant.variant}")
+            progress(len(verdicts), len(chosen))
+            for wave in (_one_of_each, _with_likely):
+                mutants_of_wave = wave(chosen, verdicts)
+                for verdict in workers.results(kill, _died, mutants_of_wave, options.jobs):
+                    verdicts.append(verdict)
+                    progress(len(verdicts), len(chosen))
+                    if verdict.outcome != "killed":
+                        progress.say(f"{verdict.outcome}: {_described(verdict.mutant)}")
     finally:
         verdicts.sort(key=lambda verdict: chosen.index(verdict.mutant))
         print(report(verdicts))
+        if options.keep:
+            print(f"{len(kept)} of them are from {options.record}, as an earlier run found them")
         if options.record is not None:
             words = ["--only", options.only] if options.only else []
             command = " ".join(
@@ -199,8 +217,51 @@ def main(arguments: Sequence[str] | None = None) -> int:
     return int(any(verdict.outcome != "killed" for verdict in verdicts))
 
 
+def _one_of_each(chosen: Sequence[Mutant], verdicts: Sequence[Verdict]) -> list[Mutant]:
+    """A mutant of every mutation of which there is no verdict yet."""
+    known = {verdict.mutant.mutation for verdict in verdicts}
+    first: dict[Fault, Mutant] = {}
+    for mutant in chosen:
+        if mutant.mutation not in known:
+            first.setdefault(mutant.mutation, mutant)
+    return list(first.values())
+
+
+def _with_likely(chosen: Sequence[Mutant], verdicts: Sequence[Verdict]) -> list[Mutant]:
+    """The mutants without a verdict, with the call that killed another of their mutation."""
+    known = {verdict.mutant for verdict in verdicts}
+    killers = {verdict.mutant.mutation: (verdict.case, verdict.mode) for verdict in verdicts}
+    return [
+        dataclasses.replace(mutant, likely=killers.get(mutant.mutation, ("", "")))
+        for mutant in chosen
+        if mutant not in known
+    ]
+
+
+def _described(mutant: Mutant) -> str:
+    return f"{mutant.mutation.name} in {mutant.variant}"
+
+
 def _died(mutant: Mutant, why: str) -> Verdict:
     return Verdict(mutant, "broken", "", "", why, 0, 0.0)
+
+
+def _kept(file: Path, chosen: Sequence[Mutant]) -> Iterator[Verdict]:
+    """What an earlier run killed, as far as fault, kernel and judge are still what they were."""
+    try:
+        record = records.read(file)
+    except OSError:
+        return
+    if record["instrument"] != records.instrument():
+        return
+    digests = _digests()
+    before = {(each["fault"], each["variant"]): each for each in record["mutants"]}
+    for mutant in chosen:
+        known = before.get((mutant.mutation.digest, mutant.variant))
+        is_same = record["digests"].get(mutant.variant) == digests[mutant.variant]
+        if known is not None and is_same and known["outcome"] == "killed":
+            fields = (known[name] for name in ("case", "mode", "how", "tried", "seconds"))
+            yield Verdict(mutant, "killed", *fields)
 
 
 def report(verdicts: Sequence[Verdict]) -> str:
@@ -254,21 +315,27 @@ def _harmless(mutations: Collection[str]) -> list[dict[str, Any]]:
     ]
 
 
-def _record(verdicts: Sequence[Verdict], command: str, seconds: float) -> dict[str, object]:
+def _digests() -> dict[str, str]:
+    """Of the text that each variant's kernels have."""
     package = _package()
     assert package.__file__ is not None
     folder = Path(package.__file__).parent
+    return {each.name: records.digest(folder, each.name) for each in _variants()}
+
+
+def _record(verdicts: Sequence[Verdict], command: str, seconds: float) -> dict[str, object]:
     return {
         "made_with": records.made_with(),
         "instrument": records.instrument(),
         "command": command,
         "seconds": round(seconds, 1),
-        "digests": {each.name: records.digest(folder, each.name) for each in _variants()},
+        "digests": _digests(),
         "harmless": _harmless({verdict.mutant.mutation.name for verdict in verdicts}),
         "mutants": [
             {
                 "mutation": verdict.mutant.mutation.name,
                 "function": verdict.mutant.mutation.place,
+                "fault": verdict.mutant.mutation.digest,
                 "variant": verdict.mutant.variant,
                 "stands_for": list(verdict.mutant.stands_for),
                 "outcome": verdict.outcome,

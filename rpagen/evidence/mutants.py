@@ -16,6 +16,7 @@ import contextlib
 import dataclasses
 import difflib
 import functools
+import hashlib
 import itertools
 import sys
 import types
@@ -44,6 +45,12 @@ class Fault(abc.ABC):
     new: str
     harmless: Mapping[str, str] = dataclasses.field(default_factory=dict, hash=False)
     dies_of: str = ""
+
+    @property
+    def digest(self) -> str:
+        """Of what the fault changes: another one has another."""
+        text = "\0".join((type(self).__name__, self.place, self.old, self.new))
+        return hashlib.sha256(text.encode()).hexdigest()[:16]
 
     def harmless_in(self, variant: Variant) -> str:
         """Why the fault cannot matter in a variant; empty if it can."""
@@ -513,6 +520,7 @@ MUTATIONS: tuple[Mutation, ...] = (
     ),
     Mutation("every head has the keys of the first", "load_keys_and_values", " + head", ""),
     Mutation("a head has the keys of its neighbour", "load_keys_and_values", "head % 2", "0"),
+    Mutation("8-bit values are the keys", "load_keys_and_values", "(halves >> 8)", "halves"),
     Mutation(
         "keys and values are exchanged",
         "load_keys_and_values",
