@@ -83,7 +83,7 @@ def test_default_blocks_of_an_8b_model_compile(outcomes, device):
         ("rpa", "v7x", "8x4x256", 16),
         ("rpa_head_major", "v5e", "3x1x128", 64),
         ("rpa", "v5p", "8x2x128", 16),
-        ("rpa_float8_e4m3fn", "v4", "8x1x64", 16),
+        ("rpa_int8", "v4", "8x1x64", 16),
     ],
 )
 def test_the_budget_holds_for_other_shapes(outcomes, name, device, shape, page_size):
@@ -426,8 +426,9 @@ def test_where_stamps_are(monkeypatch, tmp_path):
 
 def test_devices():
     assert set(devices.DEVICES) == set(budget.VMEM_BYTES)
-    scaled = CORE["rpa_float8_e4m3fn_query_scale"]
-    assert devices.exclusion(scaled, "v4") and not devices.exclusion(scaled, "v5p")
+    for name in ("rpa_float8_e4m3fn_query_scale", "rpa_float8_e5m2"):
+        assert devices.exclusion(CORE[name], "v4") and not devices.exclusion(CORE[name], "v5p")
+    assert not devices.exclusion(CORE["rpa_int8"], "v4")
     only = dataclasses.replace(CORE["rpa"], generations=("v5e", "v6e"))
     assert devices.exclusion(only, "v6e") is None
     for device in ("v7x", "v4"):

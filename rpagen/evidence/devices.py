@@ -21,7 +21,7 @@ _EXCLUSIONS = {
     # libtpu: "Unsupported matmul RHS type on target: vector<128x128xf8E4M3FN>"
     "v4": (
         Exclusion(
-            {"quantization": ("per_tensor_with_query",)},
+            {"kv.dtype": ("float8_e4m3fn", "float8_e5m2")},
             "the matrix unit of v4 does not multiply 8-bit floats",
         ),
     ),
