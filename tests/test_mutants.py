@@ -221,6 +221,9 @@ def test_what_is_known_of_the_same_fault_is_kept(changed, again, tmp_path, monke
     tried = answer_with(monkeypatch, [killed, dataclasses.replace(killed, mutant=second)])
     assert kill.main(["--record", str(file), "--keep"]) == 0
     assert tried == [first, second][-again:]
+    # Also what killed a fault in another kernel, or by another judge, is tried first.
+    knows_nothing = changed in ("fault", "no record")
+    assert tried[0].likely == (("", "") if knows_nothing else (killed.case, killed.mode))
     out = capsys.readouterr().out
     assert "2 of 2 mutants killed" in out
     assert f"{2 - again} of them are from {file}, as an earlier run found them" in out

@@ -15,7 +15,7 @@ import importlib
 import shlex
 import sys
 import time
-from collections.abc import Collection, Iterable, Iterator, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -170,7 +170,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument(
         "--keep",
         action="store_true",
-        help="what --record has of the same faults in the same kernels is not tried again",
+        help="what --record has of the same faults in the same kernels is not tried again, and what"
+        " killed them in others is tried first",
     )
     options = parser.parse_args(arguments)
     chosen = [
@@ -191,15 +192,23 @@ def main(arguments: Sequence[str] | None = None) -> int:
         except errors.InputError as error:
             parser.error(str(error))
     start = time.monotonic()
-    verdicts = list(_kept(options.record, chosen)) if options.keep else []
-    kept = {verdict.mutant for verdict in verdicts}
+    before = _read(options.record) if options.keep else _NOTHING
+    verdicts = list(_kept(before, chosen))
+    kept = len(verdicts)
+    likely = {
+        each["fault"]: (each["case"], each["mode"])
+        for each in before["mutants"]
+        if each["outcome"] == "killed"
+    }
     try:
         with ProgressBar("killing") as progress:
             progress(len(verdicts), len(chosen))
-            for wave in (_one_of_each, _with_likely):
-                mutants_of_wave = wave(chosen, verdicts)
-                for verdict in workers.results(kill, _died, mutants_of_wave, options.jobs):
+            for wave in (_one_of_each, _the_others):
+                tried = wave(chosen, verdicts, likely)
+                for verdict in workers.results(kill, _died, tried, options.jobs):
                     verdicts.append(verdict)
+                    if verdict.outcome == "killed":
+                        likely[verdict.mutant.mutation.digest] = (verdict.case, verdict.mode)
                     progress(len(verdicts), len(chosen))
                     if verdict.outcome != "killed":
                         progress.say(f"{verdict.outcome}: {_described(verdict.mutant)}")
@@ -207,7 +216,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         verdicts.sort(key=lambda verdict: chosen.index(verdict.mutant))
         print(report(verdicts))
         if options.keep:
-            print(f"{len(kept)} of them are from {options.record}, as an earlier run found them")
+            print(f"{kept} of them are from {options.record}, as an earlier run found them")
         if options.record is not None:
             words = ["--only", options.only] if options.only else []
             command = " ".join(
@@ -217,22 +226,29 @@ def main(arguments: Sequence[str] | None = None) -> int:
     return int(any(verdict.outcome != "killed" for verdict in verdicts))
 
 
-def _one_of_each(chosen: Sequence[Mutant], verdicts: Sequence[Verdict]) -> list[Mutant]:
-    """A mutant of every mutation of which there is no verdict yet."""
+Likely = Mapping[str, tuple[str, str]]
+"""Case and mode that killed a mutant of a fault, by the digest of the fault."""
+
+
+def _one_of_each(
+    chosen: Sequence[Mutant], verdicts: Sequence[Verdict], likely: Likely
+) -> list[Mutant]:
+    """A mutant of every mutation of which nothing is known yet."""
     known = {verdict.mutant.mutation for verdict in verdicts}
     first: dict[Fault, Mutant] = {}
     for mutant in chosen:
-        if mutant.mutation not in known:
+        if mutant.mutation not in known and mutant.mutation.digest not in likely:
             first.setdefault(mutant.mutation, mutant)
     return list(first.values())
 
 
-def _with_likely(chosen: Sequence[Mutant], verdicts: Sequence[Verdict]) -> list[Mutant]:
+def _the_others(
+    chosen: Sequence[Mutant], verdicts: Sequence[Verdict], likely: Likely
+) -> list[Mutant]:
     """The mutants without a verdict, with the call that killed another of their mutation."""
     known = {verdict.mutant for verdict in verdicts}
-    killers = {verdict.mutant.mutation: (verdict.case, verdict.mode) for verdict in verdicts}
     return [
-        dataclasses.replace(mutant, likely=killers.get(mutant.mutation, ("", "")))
+        dataclasses.replace(mutant, likely=likely.get(mutant.mutation.digest, ("", "")))
         for mutant in chosen
         if mutant not in known
     ]
@@ -246,12 +262,20 @@ def _died(mutant: Mutant, why: str) -> Verdict:
     return Verdict(mutant, "broken", "", "", why, 0, 0.0)
 
 
-def _kept(file: Path, chosen: Sequence[Mutant]) -> Iterator[Verdict]:
-    """What an earlier run killed, as far as fault, kernel and judge are still what they were."""
+_NOTHING: dict[str, Any] = {"instrument": "", "digests": {}, "mutants": []}
+
+
+def _read(file: Path) -> dict[str, Any]:
+    """What an earlier run found, if there is a record of one."""
     try:
-        record = records.read(file)
+        found: dict[str, Any] = records.read(file)
     except OSError:
-        return
+        return _NOTHING
+    return found
+
+
+def _kept(record: Mapping[str, Any], chosen: Sequence[Mutant]) -> Iterator[Verdict]:
+    """What an earlier run killed, as far as fault, kernel and judge are still what they were."""
     if record["instrument"] != records.instrument():
         return
     digests = _digests()

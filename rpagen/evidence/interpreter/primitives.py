@@ -19,6 +19,7 @@ from jax.experimental.pallas import tpu as pltpu
 from rpagen.evidence.interpreter.accesses import reports_failure, running_memory
 from rpagen.evidence.interpreter.errors import PrecisionError
 from rpagen.evidence.interpreter.memory import format_source
+from rpagen.evidence.interpreter.views import UNINITIALIZED_INT32
 
 _interpret_pallas_call_in_jax = interpret.interpret_pallas_call
 _interpret_jaxpr_in_jax = interpret._interpret_jaxpr
@@ -133,7 +134,7 @@ def empty(uninitialized_memory: str, *, shape: Any, dtype: Any, out_sharding: An
 def uninitialized_value(dtype: Any, uninitialized_memory: str) -> Any:
     """Returns what memory holds before it is written.
 
-    The lowest integer is no index, no size and no number of iterations.
+    The lowest integers are no index, no size and no number of iterations.
     """
     iinfo: Any = jnp.iinfo
     if uninitialized_memory == "zero":
@@ -141,7 +142,7 @@ def uninitialized_value(dtype: Any, uninitialized_memory: str) -> Any:
     if jnp.issubdtype(dtype, jnp.floating):
         return np.nan
     if jnp.issubdtype(dtype, jnp.signedinteger):
-        return iinfo(dtype).min
+        return UNINITIALIZED_INT32 if dtype == jnp.int32 else iinfo(dtype).min
     if jnp.issubdtype(dtype, jnp.unsignedinteger):
         return iinfo(dtype).max
     if jnp.issubdtype(dtype, jnp.bool_):

@@ -12,8 +12,9 @@ from jax._src.state import indexing
 from jax._src.state import types as state_types
 from jax.experimental import pallas as pl
 
-# What uninitialized int32 holds (`context.uninitialized_value`): no index and no size.
-UNINITIALIZED_INT32 = np.iinfo(np.int32).min
+# What uninitialized int32 holds (`primitives.uninitialized_value`): no index and no size. The
+# lowest of all, times the bytes of a row, comes to none in 32 bits: a wait for it would be met.
+UNINITIALIZED_INT32 = np.iinfo(np.int32).min + 54_321
 
 
 @dataclasses.dataclass(frozen=True)
