@@ -28,6 +28,7 @@ from rpagen.commands import (
     report,
     schema,
     shared,
+    tune,
     validate,
 )
 from rpagen.errors import RpagenError
@@ -43,6 +44,7 @@ VERBS = (
     validate,
     compile,
     predict,
+    tune,
     report,
     schema,
 )

@@ -8,12 +8,13 @@ of these each launch takes.
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import functools
 import os
 import tempfile
 import time
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -44,10 +45,13 @@ class Compiled:
     launches: Mapping[str, Allocated]
 
 
-def compile_variant(module: Any, generation: str, shape: CallShape, **options: Any) -> Compiled:
+def compile_variant(
+    module: Any, generation: str, shape: CallShape, *, launch: str = "", **options: Any
+) -> Compiled:
     """Compiles a call of an emitted module for a TPU generation.
 
-    `options` are keyword arguments of its `ragged_paged_attention`.
+    launch: the only one to compile; all of them if empty. `options` are keyword arguments of its
+    `ragged_paged_attention`.
 
     A module is planned also for a generation that its specs do not name, if this is one of
     `budget.VMEM_BYTES`.
@@ -60,7 +64,8 @@ def compile_variant(module: Any, generation: str, shape: CallShape, **options: A
     module.support.DEVICE_KINDS.setdefault(device.device_kind, generation)
     _empty(dump())
     start = time.monotonic()
-    with ahead.traced_for(device) as sharding:
+    only = _one_launch(module.support, launch) if launch else contextlib.nullcontext()
+    with only, ahead.traced_for(device) as sharding:
         ahead.compile_call(
             lambda *operands: module.ragged_paged_attention(*operands, **options),
             operands_of(module, shape),
@@ -69,8 +74,24 @@ def compile_variant(module: Any, generation: str, shape: CallShape, **options: A
             keep_unused=True,  # a workload gives its integers by their place among the operands
         )
     seconds = time.monotonic() - start
-    planned = budget.launch_parts(options.get("chunk_prefill_size"))
+    planned = [launch] if launch else budget.launch_parts(options.get("chunk_prefill_size"))
     return Compiled(seconds, allocations.read(dump(), planned))
+
+
+@contextlib.contextmanager
+def _one_launch(support: Any, launch: str) -> Iterator[None]:
+    """Within this context, calls of an emitted package plan one of their launches alone."""
+    plan_launches = support.plan_launches
+
+    def plan_one(*operands: Any, **options: Any) -> Any:
+        every = plan_launches(*operands, **options)
+        return tuple(each for each in every if each.name == launch)
+
+    support.plan_launches = plan_one
+    try:
+        yield
+    finally:
+        support.plan_launches = plan_launches
 
 
 def operands_of(module: Any, shape: CallShape) -> tuple[jax.ShapeDtypeStruct, ...]:
@@ -99,7 +120,7 @@ def operands_of(module: Any, shape: CallShape) -> tuple[jax.ShapeDtypeStruct, ..
     )
 
 
-def options_of(variant: Any) -> dict[str, object]:
+def options_of(variant: Any) -> dict[str, Any]:
     """The keyword arguments that a variant's features and scales ask for, with usual values."""
     return options.usual(
         features=variant.features,

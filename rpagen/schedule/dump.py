@@ -28,10 +28,12 @@ def of_module(
     device: str,
     shape: CallShape,
     options: Mapping[str, object],
+    launch: str = "",
 ) -> Path:
     """The folder of what libtpu wrote of a call of an emitted module.
 
     parent: the folder in which such folders are looked for, and left. emitted: that of the module.
+    launch: the only one of the call that is compiled; all of them if empty.
 
     Raises:
         Exception: whatever the compiler, or a check of the module, has against the call.
@@ -42,6 +44,7 @@ def of_module(
             "device": device,
             "shape": asdict(shape),
             "options": {key: str(value) for key, value in options.items()},
+            **({"launch": launch} if launch else {}),
             **{
                 each: header.split((emitted / f"{each}.py").read_text(encoding="utf-8"))[1]
                 for each in (module.VARIANT.name, "support")
@@ -52,7 +55,7 @@ def of_module(
     if not folder.is_dir():
         from rpagen.evidence import compile
 
-        compile.compile_variant(module, device, shape, **options)
+        compile.compile_variant(module, device, shape, launch=launch, **options)
         with kept.workplace(parent) as workplace:
             kept.copy(compile.dump(), workplace / "made")
             kept.name(workplace / "made", folder)

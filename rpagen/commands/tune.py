@@ -1,0 +1,196 @@
+"""`rpagen tune`: the best block sizes for a model's heads, searched with the predictor."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+import tempfile
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from rpagen.commands import shared, targets
+from rpagen.console import counted, first_line, table
+from rpagen.emit import resources
+from rpagen.errors import RpagenError
+from rpagen.spec import axes
+from rpagen.spec.model import GENERATIONS
+
+if TYPE_CHECKING:
+    from rpagen.models.recommend import Recommendation
+    from rpagen.tune.measure import Times
+    from rpagen.tune.row import Request
+    from rpagen.tune.rows import Key, Row
+
+DOES = "search the best block sizes for a model's heads, with predicted times"
+EXAMPLE = "rpagen tune tests/data/hf_configs/llama-3.1-8b.json --tp 8 --device v6e"
+
+
+def add_arguments(verb: argparse.ArgumentParser) -> None:
+    """Add what the verb takes."""
+    verb.add_argument(
+        "config", type=Path, metavar="CONFIG.json", help="the config.json of a Hugging Face model"
+    )
+    verb.add_argument(
+        "--tp",
+        type=shared.size,
+        default=1,
+        metavar="N",
+        help="devices that share the heads of every layer (default: 1)",
+    )
+    verb.add_argument(
+        "--device",
+        choices=GENERATIONS,
+        default="v6e",
+        help="the TPU generation (default: %(default)s)",
+    )
+    verb.add_argument(
+        "--kv-dtype",
+        choices=axes.words("kv.dtype"),
+        help="of the KV cache (default: that of the queries)",
+    )
+    verb.add_argument(
+        "--page-size",
+        type=shared.size,
+        default=64,
+        metavar="N",
+        help="tokens of a page (default: %(default)s)",
+    )
+    verb.add_argument(
+        "--rows",
+        type=shared.path,
+        metavar="DIR",
+        help="where rows are kept, GENERATION.yaml (default: specs/tuning of the source checkout)",
+    )
+    verb.add_argument(
+        "--check",
+        action="store_true",
+        help="write nothing, and tell whether the rows that are there come out again",
+    )
+    verb.add_argument(
+        "--jobs", type=shared.size, metavar="N", help="processes (default: one for each processor)"
+    )
+
+
+def run(options: argparse.Namespace) -> int:
+    """Tune every kind of layer; 1 where some are not served, or --check finds another row."""
+    from rpagen.emit import write
+    from rpagen.evidence import workers
+    from rpagen.models import config, recommend
+    from rpagen.tune import row, rows
+
+    targets.require_compiler()
+    folder = options.rows or rows.default_folder()
+    known = rows.read(folder, options.device)
+    if not options.check:
+        write.check_place(folder / f"{options.device}.yaml")
+    asked = recommend.Request(
+        generation=options.device,
+        devices=options.tp,
+        max_tokens=_CONTEXT,
+        page_size=options.page_size,
+        kv_dtype=options.kv_dtype,
+    )
+    answer = recommend.recommend(config.load(options.config), asked, resources.specs_dir())
+    jobs = options.jobs or workers.usual_count()
+    status = shared.ALL_WELL if answer.is_served else shared.FELL_SHORT
+    for number, request in enumerate(_requests(answer, options.device)):
+        if number:
+            print()
+        print(_title(request), flush=True)
+        found = row.tuned(request, jobs, _tell)
+        print(_table(found))
+        if not options.check:
+            known = rows.merged(known, found)
+            print(f"wrote {shared.shown(rows.write_rows(folder, options.device, known))}")
+        elif not _is_there(found, known):
+            print(f"another row is in {shared.shown(folder / f'{options.device}.yaml')}, or none")
+            status = shared.FELL_SHORT
+    return status
+
+
+_CONTEXT = 8192
+"""Tokens of a sequence at most, as the standard workloads have it."""
+
+
+def _requests(answer: Recommendation, device: str) -> Iterator[Request]:
+    """A request for every kind of layer that is served, those with the same key once."""
+    from rpagen.emit import single
+    from rpagen.schedule import dump, kept, workloads
+    from rpagen.schedule.workloads import Configuration
+    from rpagen.tune.row import Request
+
+    served = [(kind.layer, kind.serving) for kind in answer.kinds if kind.serving is not None]
+    if not served:
+        raise RpagenError("no layer of the model is served: `rpagen recommend` tells why")
+    standard = tuple(each for each in workloads.load().workloads if each.short)
+    dumps = dump.default_folder()
+    kept.remove_left(dumps)
+    requests: dict[Key, Request] = {}
+    with tempfile.TemporaryDirectory(prefix="rpagen-") as name:
+        variants = {serving.variant.name: serving.variant for _, serving in served}
+        single.emit(Path(name), list(variants.values()), "rpagen tune")
+        for layer, serving in served:
+            variant, problem = serving.variant, serving.problem
+            configuration = Configuration(
+                name=answer.model.model_type,
+                doc="",
+                query_heads=problem.query_heads,
+                kv_heads=problem.kv_heads,
+                head_dim=problem.head_dim,
+                query_dtype=variant.query_dtype,
+                kv_dtype=variant.kv_dtype,
+                sliding_window=layer.size if "sliding_window" in variant.features else None,
+            )
+            request = Request(
+                variant, device, configuration, problem.page_size, standard, Path(name), dumps
+            )
+            requests.setdefault(request.key, request)
+        yield from requests.values()
+
+
+def _title(request: Request) -> str:
+    key = request.key
+    window = f", window {key.sliding_window}" if key.sliding_window else ""
+    return (
+        f"{request.variant.name} on {request.device}: {counted(key.query_heads, 'query head')},"
+        f" {counted(key.kv_heads, 'kv head')}, head dim {key.head_dim}, pages of {key.page_size}"
+        f"{window}"
+    )
+
+
+def _tell(launch: str, times: Times) -> None:
+    """Say on standard error what a trial came to."""
+    blocks = ", ".join(map(str, times.blocks.argument))
+    found = ", ".join(f"{each:.1f}" for each in times.microseconds)
+    said = f"{found} us" if found else first_line(times.problem)
+    print(f"  {launch} ({blocks}): {said}", file=sys.stderr, flush=True)
+
+
+def _table(row: Row) -> str:
+    """A line for every launch and workload."""
+    return table(
+        ("LAUNCH", "BLOCKS", "WORKLOAD", "us", "DEFAULT us", "DEFAULT TAKES"),
+        [
+            (
+                launch,
+                ", ".join(map(str, tuned.blocks.argument)),
+                workload,
+                f"{each:.1f}",
+                f"{tuned.default[workload]:.1f}",
+                f"{tuned.default[workload] / each:.2f} times as long",
+            )
+            for launch, tuned in row.launches.items()
+            for workload, each in tuned.microseconds.items()
+        ],
+    )
+
+
+def _is_there(found: Row, known: Sequence[Row]) -> bool:
+    """Whether the rows have the same blocks for the same key."""
+    blocks = {launch: tuned.blocks for launch, tuned in found.launches.items()}
+    return any(
+        row.key == found.key
+        and {launch: tuned.blocks for launch, tuned in row.launches.items()} == blocks
+        for row in known
+    )

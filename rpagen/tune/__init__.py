@@ -1,0 +1,1 @@
+"""Block sizes for a shape of heads, searched against the compiler's own schedule."""
