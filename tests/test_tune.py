@@ -276,7 +276,7 @@ def test_the_command_writes_a_row_and_finds_it_again(run, fast, tmp_path):
     status, out, err = run(*arguments)
     assert status == 0 and fast == ["rpa decode 1", "rpa mixed 1"]
     assert out.startswith("rpa on v6e: 4 query heads, 1 kv head, head dim 128, pages of 64\n")
-    assert f"wrote {tmp_path}/v6e.yaml\n" in out and "\n  decode (1, 2048, 1, 512): " in err
+    assert f"wrote {tmp_path}/v6e.yaml\n" in out and err.startswith("  decode (1, 2048, 1, 512): ")
     (found,) = rows.read(tmp_path, "v6e")
     assert found.key == Key(4, 1, 128, "bfloat16", "bfloat16", 64, 0)
     assert found.launches["decode"].blocks == Blocks(1, 1024, 1, 512)
