@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from rpagen.tune.rows import Key, Row
 
 DOES = "search the best block sizes for a model's heads, with predicted times"
-EXAMPLE = "rpagen tune tests/data/hf_configs/llama-3.1-8b.json --tp 8 --device v6e"
+EXAMPLE = "rpagen tune tests/data/hf_configs/llama-3.1-8b.json --tp 8"
 
 
 def add_arguments(verb: argparse.ArgumentParser) -> None:
