@@ -2,7 +2,13 @@
 
 from __future__ import annotations
 
+import importlib.util
 import json
+import os
+import re
+import subprocess
+import sys
+import textwrap
 from pathlib import Path
 
 import numpy as np
@@ -11,6 +17,7 @@ from cli_fixtures import run as run
 
 from rpagen.schedule import accuracy, regions
 
+DOCUMENT = Path(__file__).parent.parent / "docs" / "prediction.md"
 DUMP = Path(__file__).parent / "data" / "schedules" / "v6e-0.0.52"
 GIVEN = ("--operand", "0=6", "--operand", "1=3,-1,5,0,-1,2,7,9")
 
@@ -60,7 +67,9 @@ def test_operands_from_a_file(run, tmp_path):
     )
     assert status == 0
     assert "sum_pages.1" in out
-    assert out.splitlines()[-1].startswith("times of kernels, v6e: ")
+    *_, trust, others = out.splitlines()
+    assert trust.startswith("times of kernels, v6e: ")
+    assert others == "those were kernels of attention: of others, no time was compared"
 
 
 def test_the_loops_of_a_dump(run):
@@ -71,6 +80,7 @@ def test_the_loops_of_a_dump(run):
     loop = next(line.split() for line in lines if "loop 0x10" in line)
     assert loop[:6] == ["sum_pages.1", "loop", "0x10", "42", "0", "0"]
     assert loop[6] == "6"
+    assert loop[8].endswith("%") and int(loop[8][:-1]) > 50 and loop[10] == "copies"
 
 
 def test_the_loops_of_a_dump_as_json(run):
@@ -100,11 +110,60 @@ def test_wrong_operands(run, text):
     assert "--operand" in err
 
 
-def test_operands_that_are_missing(run):
-    status, _, err = run("predict", "--dump", DUMP, "--operand", "0=6")
+@pytest.mark.parametrize("given", [("--operand", "0=6"), ()])
+def test_operands_that_are_missing(run, given):
+    status, _, err = run("predict", "--dump", DUMP, *given)
     assert status == 2
-    assert "operand 1" in err
-    assert "--operand" in err
+    number = len(given) // 2
+    assert f"as its operand {number}: a parameter that is not given" in err
+    assert f"expected: the integers of parameter {number}\n" in err
+    assert f"next: give them as --operand {number}=..., or name the --workload that the call" in err
+
+
+def test_the_device_of_a_dump_follows_from_it(run):
+    for device in ("v5e", "v6e", "v7x"):
+        folder = DUMP.with_name(f"{device}-0.0.52")
+        (found,) = json.loads(run("predict", "--dump", folder, *GIVEN, "--json")[1])
+        assert found["device"] == device
+
+
+RECIPE = re.search(r"```python\n(.*?)```", DOCUMENT.read_text(), re.DOTALL)[1]
+VECTORS = """
+    def add(_, total):
+        return total + x_ref[...]
+
+    out_ref[...] = jax.lax.fori_loop(0, x_ref.shape[0], add, x_ref[...])
+"""
+
+
+@pytest.mark.skipif(
+    importlib.util.find_spec("libtpu") is None, reason="libtpu is for x86-64 Linux only"
+)
+def test_the_recipe_for_another_kernel(run, tmp_path):
+    """That of the docs; besides, a loop that carries vectors. Neither has integers to be given."""
+    with_loop = RECIPE.replace("out_ref[...] = x_ref[...] + 1\n", textwrap.indent(VECTORS, "    "))
+    for number, recipe in enumerate((RECIPE, with_loop.replace("512, 512", "8, 128"))):
+        folder = tmp_path / str(number)
+        environment = {
+            "JAX_PLATFORMS": "cpu",
+            "XLA_FLAGS": "",  # which has flags of the CPU's compiler here
+            **dict(each.split("=", 1) for each in re.findall(r"TPU_\w+=\S+", DOCUMENT.read_text())),
+            "LIBTPU_INIT_ARGS": run("predict", "--flags", folder)[1].strip(),
+        }
+        subprocess.run(
+            [sys.executable, "-c", recipe], env=os.environ | environment, check=True, cwd=tmp_path
+        )
+        status, _, err = run("predict", "--dump", folder)
+        assert (status, err) == (
+            2,
+            f"error: the call in {folder} is for v6e or v7x: give the --device that it was"
+            " compiled for\n",
+        )
+        status, out, _ = run("predict", "--dump", folder, "--device", "v6e", "--json")
+        (found,) = json.loads(out)
+        assert status == 0 and found["name"].startswith("add_one") and found["kernels_us"] > 0
+        assert found["workload"] == ""
+    assert "vphi" in next(folder.glob("*add_one*-final_bundles.txt")).read_text()
 
 
 def test_the_flags_that_make_a_dump(run):
@@ -174,6 +233,8 @@ def test_a_call_that_is_refused(run, small):
         (("--config", "A", "--dump", DUMP), "--config and --dump do not go together"),
         (("--compare", "--dump", DUMP), "--compare and --dump do not go together"),
         (("--jobs", "2", "--dump", DUMP), "--jobs and --dump do not go together"),
+        (("--workload", "w1", "--dump", DUMP, *GIVEN), "--workload and --operand do not go"),
+        (("rpa", "--trace", "x/../y", "--html", "y"), "would both write y: name two files"),
         (("rpa", "--device", "v9"), 'there is no device "v9"'),
     ],
 )
@@ -181,3 +242,12 @@ def test_wrong_requests(run, words, said):
     status, out, err = run("predict", *words)
     assert (status, out) == (2, "")
     assert said in err
+
+
+def test_what_cannot_be_compiled_has_no_loops(run, small, tmp_path):
+    page = tmp_path / "page.html"
+    words = ("predict", "rpa", *small[:-1], "many", "--loops", "--html", page)
+    status, out, err = run(*words)
+    assert (status, err) == (1, "")
+    assert "FAILED: " in out.splitlines()[1] and "SMEM" in out and not page.exists()
+    assert "SMEM" in json.loads(run(*words, "--json")[1])[0]["problem"]

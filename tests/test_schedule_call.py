@@ -227,7 +227,8 @@ ENTRY %main (a: {dtype}[{size}]) -> bf16[8] {{
 def test_an_operand_that_is_missing_is_told_and_not_what_comes_of_it(tmp_path, dtype):
     with pytest.raises(InputError, match=r"%a is not known, and %one.1 reads it") as raised:
         reading(tmp_path, dtype).time({})
-    assert "--operand 0=" in raised.value.expected
+    assert raised.value.expected == "the integers of parameter 0"
+    assert raised.value.next_step.startswith("give them as --operand 0=..., or name the --workload")
 
 
 def test_an_operand_that_is_given_is_not_missing(tmp_path):

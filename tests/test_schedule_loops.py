@@ -56,6 +56,15 @@ def test_the_share_of_the_peak_and_what_binds():
     assert outer.own.binding == ("SALU", pytest.approx(5 / 14))
 
 
+@pytest.mark.parametrize(
+    ("waited", "name", "share"), [(9.9, "VALU", 0.9), (10.0, "copies", 0.5), (30.0, "copies", 0.75)]
+)
+def test_copies_bind_where_half_of_the_time_is_waits_for_them(waited, name, share):
+    figures = loops.Figures(10, 0, ("VALU",), (1,), (9,), 1, 1, 0, 0, 1.0)
+    executed = loops.Executed(1, figures, 1, 32, 0, waited, 0.0)
+    assert executed.binding == (name, pytest.approx(share))
+
+
 def test_nothing_binds_where_nothing_is_taken():
     _, _, inner = loops.of(schedule(), slots(SLOTS), TINY)
     nothing = loops.Figures(3, 3, inner.own.kinds, inner.own.capacities, (0,) * 7, 0, 0, 0, 0, 1.0)

@@ -196,6 +196,14 @@ def test_a_loop_and_its_phi():
     assert results(*LOOP, "")[:4] == [10, 11, 12, NEVER_WRITTEN]
 
 
+def test_a_loop_that_carries_vectors():
+    """Which vector was defined last decides nothing of what is executed."""
+    carried = tuple(
+        f"{each} ;; %v8_v0 = vphi %v7_v0, %v9_v0" if "sphi" in each else each for each in LOOP
+    )
+    assert results(*carried, "")[:4] == results(*LOOP, "")[:4]
+
+
 def test_bundles_are_counted_as_often_as_they_are_executed():
     found = made(*LOOP, "", "")
     # the head once; three times the body with its delay slot; what follows once

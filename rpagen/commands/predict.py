@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import dataclasses
 from collections.abc import Iterator, Sequence
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 from rpagen import errors
@@ -35,16 +36,16 @@ def add_arguments(verb: argparse.ArgumentParser) -> None:
     verb.add_argument(
         "--device",
         type=targets.devices(GENERATIONS),
-        default=("v6e",),
         metavar="LIST",
-        help=f"TPU generations, of {','.join(GENERATIONS)} (default: v6e)",
+        help=f"TPU generations, of {','.join(GENERATIONS)} (default: v6e; of a --dump, the one that"
+        " it is for, where that can be told)",
     )
     verb.add_argument(
         "--workload",
         type=_words,
-        default=("decode-1k",),
         metavar="LIST",
-        help="what is called, by its name in specs/workloads.yaml (default: decode-1k)",
+        help="what is called, by its name in specs/workloads.yaml (default: decode-1k; of a --dump,"
+        " no integers at all)",
     )
     verb.add_argument(
         "--config",
@@ -64,7 +65,8 @@ def add_arguments(verb: argparse.ArgumentParser) -> None:
         "--workloads",
         type=shared.path,
         metavar="FILE",
-        help="more workloads and configurations, in the form of specs/workloads.yaml",
+        help="more workloads and configurations, in the form of specs/workloads.yaml; one with the"
+        " name of a usual one takes its place",
     )
     verb.add_argument(
         "--compare", action="store_true", help="two variants side by side, region by region"
@@ -73,7 +75,8 @@ def add_arguments(verb: argparse.ArgumentParser) -> None:
         "--dump",
         type=shared.path,
         metavar="DIR",
-        help="instead of variants, any Pallas call: the folder into which libtpu wrote it",
+        help="instead of variants, any Pallas call: the folder into which libtpu wrote it;"
+        " docs/prediction.md shows how to make one with no TPU at hand",
     )
     verb.add_argument(
         "--flags",
@@ -89,7 +92,7 @@ def add_arguments(verb: argparse.ArgumentParser) -> None:
         default=[],
         metavar="N=INTEGERS",
         help="with --dump, instead of a workload: the integers of parameter N of the call, as"
-        " 3,1,4 or a file.npy; once for each that steers a kernel",
+        " 3,1,4 or a file.npy; once for each that steers a kernel, such as a page table",
     )
     verb.add_argument(
         "--loops", action="store_true", help="one call: what each loop takes of its bundles' slots"
@@ -122,7 +125,10 @@ def run(options: argparse.Namespace) -> int:
     _refuse_ignored(options)
     shared.check_places(options, "trace", "html")
     known = workloads.load(*([options.workloads] if options.workloads else []))
-    calls = [known.workload(name) for name in options.workload]
+    usual = () if options.dump else ("decode-1k",)
+    calls = [known.workload(name) for name in options.workload or usual]
+    if not options.dump:
+        options.device = options.device or ("v6e",)
     found = _of_dump(options, calls) if options.dump else _of_variants(options, calls, known)
     if options.json:
         shared.print_json([_record(each) for each in found])
@@ -134,6 +140,8 @@ def run(options: argparse.Namespace) -> int:
         print(_table([each.prediction for each in found]))
     if not options.json:
         print(f"\n{accuracy.trust(options.device)}")
+        if options.dump:
+            print("those were kernels of attention: of others, no time was compared")
     is_well = not any(each.prediction.problem for each in found)
     return shared.ALL_WELL if is_well else shared.FELL_SHORT
 
@@ -159,15 +167,19 @@ def _refuse_ignored(options: argparse.Namespace) -> None:
         "--compare": options.compare,
         "--jobs": options.jobs,
         "--operand": options.operand,
+        "--workload": options.workload,
     }
     for option, is_given, void in (
         ("--dump", options.dump, ("names of variants", *list(given)[1:5])),
         ("a variant", not options.dump, ("--operand",)),
         ("--config", options.config, ("--shape",)),
+        ("--operand", options.operand, ("--workload",)),
     ):
         for other in void:
             if is_given and given[other]:
                 raise RpagenError(f"{other} and {option} do not go together: leave out one")
+    if options.trace and options.html and options.trace.resolve() == options.html.resolve():
+        raise RpagenError(f"--trace and --html would both write {options.html}: name two files")
 
 
 def _refuse_several(calls: int) -> None:
@@ -226,7 +238,10 @@ def _shown(options: argparse.Namespace, request: Request) -> _Found:
     """The prediction of one call, of which more is printed or written."""
     from rpagen.schedule import predict
 
-    call = predict.call_of(request)
+    try:
+        call = predict.call_of(request)
+    except Exception as error:  # whatever the compiler or the module has against the call
+        return _Found(predict.failed(request, error))
     timed = call.time(
         predict.operands_of(call, request.workload, request.page_size), with_path=True
     )
@@ -250,16 +265,14 @@ def _of_dump(options: argparse.Namespace, calls: Sequence[Workload]) -> list[_Fo
     from rpagen.schedule.call import Call
     from rpagen.schedule.generations import GENERATIONS as DEVICES
 
+    options.device = options.device or _devices_of(options.dump)
     if _is_of_one(options):
-        _refuse_several(len(options.device) * (1 if options.operand else len(calls)))
+        _refuse_several(len(options.device) * (len(calls) or 1))
     found = []
     for device in options.device:
         call = Call(options.dump, DEVICES[device])
-        given = (
-            {"": dict(options.operand)}
-            if options.operand
-            else {each.name: predict.operands_of(call, each, options.page) for each in calls}
-        )
+        given = {each.name: predict.operands_of(call, each, options.page) for each in calls}
+        given = given or {"": dict(options.operand)}
         for name, parameters in given.items():
             timed = predict.of_dump(call, parameters, with_path=_is_of_one(options))
             made = predict.of_timed(_kernel_names(timed), name, timed, None)
@@ -267,6 +280,24 @@ def _of_dump(options: argparse.Namespace, calls: Sequence[Workload]) -> list[_Fo
             more = _show(options, call, timed, title, None) if _is_of_one(options) else ()
             found.append(_Found(made, more))
     return found
+
+
+def _devices_of(dump: Path) -> tuple[str, ...]:
+    """The TPU generation that a dump is for.
+
+    Raises:
+        RpagenError: it may be more than one.
+    """
+    from rpagen.schedule.call import Call
+    from rpagen.schedule.generations import GENERATIONS as DEVICES
+
+    possible = Call(dump, next(iter(DEVICES.values()))).generations()
+    if len(possible) != 1:
+        said = " or ".join(possible) or "no generation that is known"
+        raise RpagenError(
+            f"the call in {dump} is for {said}: give the --device that it was compiled for"
+        )
+    return possible
 
 
 def _show(
@@ -304,14 +335,15 @@ def _loops(parts: Sequence[tuple[str, Part]], timed: Timed) -> str:
     """A table of loops."""
     kinds = [kind for kind in parts[0][1].own.kinds if ":" not in kind]
     headings = (
-        *("KERNEL", "LOOP", "BUNDLES", "SPILLS", "FILLS", "TIMES", "us", "COPIES", "BINDS"),
+        *("KERNEL", "LOOP", "BUNDLES", "SPILLS", "FILLS", "TIMES", "us", "WAITS", "COPIES"),
+        "BINDS",
         *(*kinds, "OF PEAK"),
     )
     rows = []
     for kernel, part in parts:
         done = part.executed
         assert done is not None
-        name, _ = done.figures.binding or ("", 0.0)
+        name, _ = done.binding or ("", 0.0)
         rows.append(
             (
                 kernel,
@@ -319,6 +351,7 @@ def _loops(parts: Sequence[tuple[str, Part]], timed: Timed) -> str:
                 *(str(each) for each in (part.own.bundles, part.own.spills, part.own.fills)),
                 str(done.iterations),
                 f"{timed.generation.microseconds(done.cycles):.1f}",
+                f"{done.waited / (done.cycles or 1):.0%}",
                 str(done.copies),
                 name,
                 *(f"{done.figures.shares[kind]:.0%}" for kind in kinds),
@@ -327,7 +360,8 @@ def _loops(parts: Sequence[tuple[str, Part]], timed: Timed) -> str:
         )
     return (
         f"{table(headings, rows)}\nbundles, spills and fills are those of an iteration, the rest is"
-        " of all; a slot's share is of the executed bundles, and what is nearest to its limit binds"
+        " of all; waits are for copies, and a share of the time; a slot's share is of the executed"
+        " bundles; what is nearest to its limit binds, copies if waits take half of the time"
     )
 
 
@@ -425,7 +459,7 @@ def _record(found: _Found) -> dict[str, object]:
 def _loop(kernel: str, part: Part) -> dict[str, object]:
     done = part.executed
     assert done is not None
-    name, share = done.figures.binding or ("", 0.0)
+    name, share = done.binding or ("", 0.0)
     return {
         "kernel": kernel,
         "loop": part.name,
@@ -435,6 +469,7 @@ def _loop(kernel: str, part: Part) -> dict[str, object]:
         "fills": part.own.fills,
         "iterations": done.iterations,
         "cycles": round(done.cycles, 1),
+        "waited_cycles": round(done.waited, 1),
         "copies": done.copies,
         "binds": name,
         "binds_share": round(share, 4),

@@ -13,7 +13,7 @@ import numpy as np
 from rpagen.errors import InputError
 from rpagen.schedule import hlo, integers, origin, read
 from rpagen.schedule.faults import NEVER_WRITTEN, ScheduleError, is_known
-from rpagen.schedule.generations import Generation
+from rpagen.schedule.generations import GENERATIONS, Generation
 from rpagen.schedule.hlo import Array, Computation, Instruction
 from rpagen.schedule.integers import Unknown, Value
 from rpagen.schedule.run import Operands, Program, Run
@@ -111,6 +111,18 @@ class Call:
             origin.check(schedule, self.slots(name), self.generation)
             self._programs[plain] = Program(schedule, self.generation)
         return self._programs[plain]
+
+    def generations(self) -> tuple[str, ...]:
+        """Those that all of its kernels may be compiled for.
+
+        Raises:
+            InputError: see `slots`, or a schedule is of no known form.
+        """
+        found = [
+            set(origin.fitting(self._texts[self._known(name)].schedule(), self.slots(name)))
+            for name in self.kernels
+        ]
+        return tuple(each for each in GENERATIONS if all(each in some for some in found))
 
     def slots(self, name: str) -> read.Slots:
         """The slots that the bundles of a kernel or fusion take.
@@ -318,14 +330,18 @@ class _Timing:
         """
         if isinstance(value, Unknown):
             origin = value.origin
-            expected = (
-                f"its integers: give them as --operand {origin.literal}=..."
-                if origin.opcode == "parameter"
+            is_parameter = origin.opcode == "parameter"
+            raise InputError(
+                f"%{origin.name} is not known, and {need}: {value.reason}",
+                place=f"{self._module.place}:{origin.line}",
+                expected=f"the integers of parameter {origin.literal}"
+                if is_parameter
                 else "integers that follow from the parameters by operations that"
-                " rpagen/schedule/integers.py knows"
-            )
-            raise self._module.error(
-                origin, f"%{origin.name} is not known, and {need}: {value.reason}", expected
+                " rpagen/schedule/integers.py knows",
+                next_step=f"give them as --operand {origin.literal}=..., or name the --workload"
+                " that the call was compiled for"
+                if is_parameter
+                else "have them made outside of the call, and give them as one of its parameters",
             )
         assert isinstance(value, np.ndarray)
         if (value == integers.UNWRITTEN).any():

@@ -17,6 +17,9 @@ from rpagen.schedule.run import Run
 MATRIX_UNIT = "matrix unit"
 """What binds where the matrix unit is nearer to its peak than any slot to its capacity."""
 
+COPIES = "copies"
+"""What binds where the time goes by in waits for them."""
+
 SPILL, FILL = "VSTORE:SPILL", "VLOAD:FILL"
 _BODY = "LB"
 
@@ -122,6 +125,13 @@ class Executed:
     def cycles(self) -> float:
         """What it took of the time."""
         return self.figures.bundles + self.waited + self.held
+
+    @property
+    def binding(self) -> tuple[str, float] | None:
+        """That of its figures, and copies where waits for them take half of the time or more."""
+        if self.waited and 2 * self.waited >= self.cycles:
+            return COPIES, self.waited / self.cycles
+        return self.figures.binding
 
 
 @dataclasses.dataclass(frozen=True)

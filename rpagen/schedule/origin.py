@@ -21,8 +21,19 @@ def check(schedule: Schedule, slots: Slots, generation: Generation) -> None:
     Raises:
         InputError: its slots, or its matrix unit, are those of another one.
     """
-    if generation.name not in _CROSS_LANE_SLOTS:
-        return
+    possible = fitting(schedule, slots)
+    if generation.name in _CROSS_LANE_SLOTS and generation.name not in possible:
+        raise InputError(
+            f"the schedule of {schedule.name} is not for {generation.name}",
+            place=schedule.place,
+            expected=f"a schedule for {generation.name}; this one is for"
+            f" {' or '.join(possible) or 'no generation that is known'}",
+            next_step="give the --device that the call was compiled for",
+        )
+
+
+def fitting(schedule: Schedule, slots: Slots) -> tuple[str, ...]:
+    """The generations that a schedule may be for; without a matrix unit, v6e and v7x are alike."""
     capacities = dict(zip(slots.kinds, slots.capacities, strict=True))
     results = {
         match[1]
@@ -30,16 +41,8 @@ def check(schedule: Schedule, slots: Slots, generation: Generation) -> None:
         for operation in bundle.operations
         if (match := _POP.match(operation.name))
     }
-    fitting = [
+    return tuple(
         name
         for name, count in _CROSS_LANE_SLOTS.items()
         if capacities.get("XLU", count) == count and results <= {_RESULTS_IN[name]}
-    ]
-    if generation.name not in fitting:
-        raise InputError(
-            f"the schedule of {schedule.name} is not for {generation.name}",
-            place=schedule.place,
-            expected=f"a schedule for {generation.name}; this one is for"
-            f" {' or '.join(fitting) or 'no generation that is known'}",
-            next_step="give the --device that the call was compiled for",
-        )
+    )

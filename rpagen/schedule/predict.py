@@ -175,7 +175,7 @@ def predict(group: Sequence[Request]) -> list[Prediction]:
     try:
         call = call_of(group[0])
     except Exception as error:  # whatever the compiler or the module has against the call
-        return [_failed(each, _problem(error)) for each in group]
+        return [failed(each, error) for each in group]
     return [_predicted(each, call) for each in group]
 
 
@@ -183,7 +183,7 @@ def _predicted(request: Request, call: Call) -> Prediction:
     try:
         timed = call.time(request.workload.operands(request.page_size))
     except RpagenError as error:
-        return _failed(request, _problem(error))
+        return failed(request, error)
     return of_timed(request.variant, request.workload.name, timed, floor_of(request))
 
 
@@ -191,12 +191,13 @@ def _died(group: Sequence[Request], reason: str) -> list[Prediction]:
     return [_failed(each, reason) for each in group]
 
 
+def failed(request: Request, error: Exception) -> Prediction:
+    """The prediction of a call that cannot be compiled or timed."""
+    return _failed(request, str(error).strip() or type(error).__name__)
+
+
 def _failed(request: Request, problem: str) -> Prediction:
     return Prediction(request.variant, request.device, request.workload.name, problem=problem)
-
-
-def _problem(error: Exception) -> str:
-    return str(error).strip() or type(error).__name__
 
 
 def floor_of(request: Request) -> Floor:
@@ -236,7 +237,7 @@ def of_timed(name: str, workload: str, timed: Timed, least: Floor | None) -> Pre
         assert run is not None
         spent["start"] += run.begun - step.begun
         for region, cycles in regions.of_run(run).items():
-            spent[region] += cycles
+            spent[region] += max(cycles, 0.0)  # what is left of differences may be less than none
         moved += run.read + run.written
         copies += len(run.transfers)
         bundles += run.bundles

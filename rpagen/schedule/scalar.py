@@ -112,6 +112,7 @@ _WITHOUT_EFFECT = {
     "vsyncset.done",
     "vsyncset.notdone",
     "inlined_call",
+    "vphi",
 }
 """Operations that change nothing of what decides the time."""
 

@@ -8,8 +8,9 @@ from __future__ import annotations
 import functools
 import re
 
-_CONTROL = re.compile(r"vsync(add|mov|pa|set\.\w+)|vtrace|vsettm|vdelay|vwait\..*")
-"""Operations of the core's control, which are named like those of vectors."""
+_CONTROL = re.compile(r"vsync(add|mov|pa|set\.\w+)|vtrace|vsettm|vdelay|vwait\..*|v\w*phi")
+"""Operations of the core's control, which are named like those of vectors, and what is none: the
+vector that was defined last of those that a `vphi` names."""
 
 _NAMES = {
     "MATMUL": r"vmatmul\.[\w.\[\]]+",

@@ -214,7 +214,7 @@ def _loop(part: Part, columns: Sequence[str], step: Step, generation: Generation
         f"{generation.microseconds(executed.cycles):,.2f}",
         _ratio(executed.cycles, step.cycles),
         tuple(_cells(figures, columns)),
-        f"{figures.binding[0]} {_share(figures.binding[1])}" if figures.binding else "",
+        f"{executed.binding[0]} {_share(executed.binding[1])}" if executed.binding else "",
         f"{part.own.spills:,} / {part.own.fills:,}",
         f"{part.own.multiplies:,}",
         f"{executed.copies:,}",
