@@ -215,6 +215,7 @@ def test_what_is_known_of_the_same_fault_is_kept(changed, again, tmp_path, monke
         record["instrument"] = "of another judge"
     elif changed == "fault":
         record["mutants"][0]["fault"] = "another"
+        record["likely"] = {"another": ["gqa4_three_ranges", "on_wait"]}
     file.write_text(json.dumps(record))
     if changed == "no record":
         file.unlink()

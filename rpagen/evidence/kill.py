@@ -195,11 +195,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     before = _read(options.record) if options.keep else _NOTHING
     verdicts = list(_kept(before, chosen))
     kept = len(verdicts)
-    likely = {
-        each["fault"]: (each["case"], each["mode"])
-        for each in before["mutants"]
-        if each["outcome"] == "killed"
-    }
+    likely = {fault: (case, mode) for fault, (case, mode) in before["likely"].items()}
     try:
         with ProgressBar("killing") as progress:
             progress(len(verdicts), len(chosen))
@@ -222,7 +218,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
             command = " ".join(
                 ["make mutants", *([f"ARGS='{shlex.join(words)}'"] if words else [])]
             )
-            records.write(options.record, _record(verdicts, command, time.monotonic() - start))
+            seconds = time.monotonic() - start
+            records.write(options.record, _record(verdicts, likely, command, seconds))
     return int(any(verdict.outcome != "killed" for verdict in verdicts))
 
 
@@ -262,7 +259,7 @@ def _died(mutant: Mutant, why: str) -> Verdict:
     return Verdict(mutant, "broken", "", "", why, 0, 0.0)
 
 
-_NOTHING: dict[str, Any] = {"instrument": "", "digests": {}, "mutants": []}
+_NOTHING: dict[str, Any] = {"instrument": "", "digests": {}, "mutants": [], "likely": {}}
 
 
 def _read(file: Path) -> dict[str, Any]:
@@ -347,13 +344,16 @@ def _digests() -> dict[str, str]:
     return {each.name: records.digest(folder, each.name) for each in _variants()}
 
 
-def _record(verdicts: Sequence[Verdict], command: str, seconds: float) -> dict[str, object]:
+def _record(
+    verdicts: Sequence[Verdict], likely: Likely, command: str, seconds: float
+) -> dict[str, object]:
     return {
         "made_with": records.made_with(),
         "instrument": records.instrument(),
         "command": command,
         "seconds": round(seconds, 1),
         "digests": _digests(),
+        "likely": likely,
         "harmless": _harmless({verdict.mutant.mutation.name for verdict in verdicts}),
         "mutants": [
             {
