@@ -167,10 +167,12 @@ def test_the_recipe_for_another_kernel(run, tmp_path):
 
 
 def test_the_flags_that_make_a_dump(run):
-    status, out, _ = run("predict", "--flags", "/tmp/of mine")
+    status, out, _ = run("predict", "--flags", "/tmp/mine")
     assert status == 0
-    assert out.startswith("--xla_jf_dump_to=/tmp/of mine --xla_jf_dump_llo_text=true ")
+    assert out.startswith("--xla_jf_dump_to=/tmp/mine --xla_jf_dump_llo_text=true ")
     assert len(out.splitlines()) == 1
+    status, out, err = run("predict", "--flags", "/tmp/of mine")
+    assert (status, out) == (2, "") and '"/tmp/of mine": name a folder without' in err
 
 
 def test_a_place_that_cannot_be_written_is_told_at_once(run, tmp_path):
@@ -183,6 +185,9 @@ def test_a_folder_that_is_no_dump(run, tmp_path):
     status, _, err = run("predict", "--dump", tmp_path)
     assert status == 2
     assert str(tmp_path) in err
+    status, _, err = run("predict", "--dump", tmp_path / "none")
+    assert status == 2
+    assert err.startswith(f"error: {tmp_path}/none: there is no such folder\n")
 
 
 def test_variants(run, small):

@@ -120,6 +120,11 @@ def run(options: argparse.Namespace) -> int:
     from rpagen.schedule import accuracy, workloads
 
     if options.flags is not None:
+        if any(character.isspace() for character in str(options.flags)):
+            raise RpagenError(
+                f"--flags: libtpu takes what follows a space for another flag, and there is one in"
+                f" {errors.quoted(str(options.flags))}: name a folder without"
+            )
         print(libtpu.dump_flags(options.flags))
         return shared.ALL_WELL
     _refuse_ignored(options)

@@ -153,6 +153,13 @@ def read(folder: Path) -> Module:
     Raises:
         InputError: there is none or more than one, or a line is of no known form.
     """
+    if not folder.is_dir():
+        raise InputError(
+            "there is no such folder",
+            place=str(folder),
+            expected="the folder into which libtpu wrote a call",
+            next_step="make one with the flags that `rpagen predict --flags FOLDER` prints",
+        )
     paths = sorted(folder.glob(f"*{NAME}"))
     if len(paths) != 1:
         raise InputError(
