@@ -451,3 +451,14 @@ def test_the_points_were_predicted_by_this_code(dump):
         "a schedule takes another time than when the published times were predicted: run"
         " `make predictor-accuracy`, then pin the new cycles here"
     )
+
+
+def test_batched_is_given_a_plan_that_smem_holds():
+    peer, workload = peers.named("batched"), KNOWN.workload("w1")
+    asked = {
+        (device, name): "decode_block_sizes"
+        in fields(peer.request(Path(), device, KNOWN.configuration(name), workload)).options
+        for device in ("v5e", "v6e", "v7x")
+        for name in ("A", "B")
+    }
+    assert asked == {key: key[1] == "B" for key in asked}

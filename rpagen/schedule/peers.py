@@ -57,6 +57,18 @@ class Peer:
 # In 8-bit configurations too: blocks that are chosen for v7x by default take more VMEM than it has.
 _SMALLER_BLOCKS = {"m_block_sizes": (256, 1024, 128, 512)}
 
+# Those that batched chooses for one kv head make a plan that is larger than SMEM; of these, several
+# sequences are in flight too.
+_SMALLER_PLAN = {
+    "decode_block_sizes": {
+        "bq_sz": 1,
+        "bq_c_sz": 1,
+        "bkv_sz": 1024,
+        "batch_size": 8,
+        "n_buffer": 3,
+    }
+}
+
 PEERS = (
     Peer("v3 0.13.2", "v3", _WHEELS["0.13.2"]),
     Peer(
@@ -67,7 +79,13 @@ PEERS = (
     ),
     # It fills SMEM with its plan, and libtpu then has to put scalars into HBM, of which the
     # published times show nothing. Half of SMEM is enough for all workloads here.
-    Peer("batched 0.32.0", "batched", _WHEELS["0.32.0"], smem_bytes=524_288),
+    Peer(
+        "batched 0.32.0",
+        "batched",
+        _WHEELS["0.32.0"],
+        smem_bytes=524_288,
+        options={(device, "B"): _SMALLER_PLAN for device in ("v5e", "v6e", "v7x")},
+    ),
     Peer("stacked 0.32.0", "stacked", _WHEELS["0.32.0"], page_size=128),
 )
 
