@@ -248,21 +248,21 @@ MUTATIONS: tuple[Mutation, ...] = (
     ),
     Mutation(
         "all pages of a block are fetched",
-        "start_kv_fetch",
-        "pl.cdiv(cached, launch.page_size)",
+        "start_page_fetches",
+        "pl.cdiv(keys, launch.page_size)",
         "launch.kv_block // launch.page_size",
     ),
     # Copies into VMEM, and the waits for them.
     Mutation(
-        "the last page is not fetched", "start_kv_fetch", "pl.cdiv(cached,", "lax.div(cached,"
+        "the last page is not fetched", "start_page_fetches", "pl.cdiv(keys,", "lax.div(keys,"
     ),
     Mutation(
-        "the last shared page is not fetched", "start_kv_fetch", "pl.cdiv(keys,", "lax.div(keys,"
+        "the last whole page is not fetched", "start_kv_fetch", "pl.cdiv(keys,", "lax.div(keys,"
     ),
-    Mutation("pages of a group are all the first", "start_kv_fetch", " + number", ""),
+    Mutation("pages of a group are all the first", "start_page_fetches", " + number", ""),
     Mutation(
         "pages of groups are fetched twice",
-        "start_kv_fetch",
+        "start_page_fetches",
         "@pl.loop(groups * support.PAGES_AT_ONCE, ",
         "@pl.loop(0, ",
     ),
@@ -292,6 +292,9 @@ MUTATIONS: tuple[Mutation, ...] = (
     ),
     Mutation(
         "copies signal the first slot", "start_kv_fetch", "semaphores.at[slot]", "semaphores.at[0]"
+    ),
+    Mutation(
+        "pages signal the first slot", "start_page_fetch", "semaphores.at[slot]", "semaphores.at[0]"
     ),
     Mutation("a KV block is not waited for", "wait_kv_fetch", ".wait()", ""),
     Mutation(
@@ -352,17 +355,18 @@ MUTATIONS: tuple[Mutation, ...] = (
     ),
     Mutation("a launch begins at the first sequence", "start_turns", "= first_sequence", "= 0"),
     # Numbers that are cut.
-    Mutation(
-        "pages are fetched by 10 bits of their numbers",
-        "start_kv_fetch",
-        "operands.page_indices_ref[first_page + page]",
-        "(operands.page_indices_ref[first_page + page] & 1023)",
-    ),
-    Mutation(
-        "pages are fetched by 16 bits of their numbers",
-        "start_kv_fetch",
-        "operands.page_indices_ref[first_page + page]",
-        "(operands.page_indices_ref[first_page + page] & 65535)",
+    *(
+        Mutation(
+            f"{pages} are fetched by {bits} bits of their numbers",
+            place,
+            index,
+            f"({index} & {(1 << bits) - 1})",
+        )
+        for pages, place, index in (
+            ("pages", "start_page_fetch", "operands.page_indices_ref[page]"),
+            ("whole pages", "start_kv_fetch", "operands.page_indices_ref[first_page + page]"),
+        )
+        for bits in (10, 16)
     ),
     Mutation(
         "tokens are written by 10 bits of a page's number",

@@ -8,7 +8,7 @@ from __future__ import annotations
 import functools
 import re
 
-_CONTROL = re.compile(r"vsync(add|mov|pa|set\.\w+)|vtrace|vsettm|vdelay|vwait\..*|v\w*phi")
+_CONTROL = re.compile(r"vsync(add|mov|pa|set\.\w+)|vtrace|vsettm|vdelay|vwait\..*|vphi")
 """Operations of the core's control, which are named like those of vectors, and what is none: the
 vector that was defined last of those that a `vphi` names."""
 
