@@ -22,6 +22,11 @@ LISTED_LENGTH = 160
 """Characters of the words that an error lists."""
 
 
+def reason(error: Exception) -> str:
+    """What an error says, or its name where it says nothing."""
+    return str(error).strip() or type(error).__name__
+
+
 class RpagenError(Exception):
     """Something the user can put right. The base of every error of rpagen.
 

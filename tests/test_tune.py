@@ -14,7 +14,7 @@ from rpagen.emit import resources, single
 from rpagen.errors import RpagenError, SpecError
 from rpagen.evidence.shapes import CallShape
 from rpagen.schedule import workloads
-from rpagen.spec import budget, expand, launches
+from rpagen.spec import expand, launches
 from rpagen.spec.model import GENERATIONS
 from rpagen.tune import measure, row, rows, search
 from rpagen.tune.blocks import Blocks, Space
@@ -35,7 +35,7 @@ PROBLEM = SHAPE.problem(CORE["rpa"])
 
 def space(launch: str, device: str = "v6e", **changes: int) -> Space:
     problem = dataclasses.replace(PROBLEM, **changes)
-    return Space(launch, problem, 6, budget.VMEM_BYTES[device])
+    return Space(launch, problem, 6, device)
 
 
 def test_the_default_blocks_can_be_tried_in_every_generation():

@@ -4,13 +4,11 @@ from __future__ import annotations
 
 import argparse
 import dataclasses
-from pathlib import Path
 
 from rpagen.commands import shared
 from rpagen.emit import resources
 from rpagen.models.recommend import Kind, Recommendation, Request
 from rpagen.spec import axes
-from rpagen.spec.model import GENERATIONS
 
 DOES = "tell which variants serve a model, what they take and how to call them"
 EXAMPLE = "rpagen recommend tests/data/hf_configs/llama-3.1-8b.json --tp 8 --device v6e"
@@ -18,31 +16,11 @@ EXAMPLE = "rpagen recommend tests/data/hf_configs/llama-3.1-8b.json --tp 8 --dev
 
 def add_arguments(verb: argparse.ArgumentParser) -> None:
     """Add what the verb takes."""
-    verb.add_argument(
-        "config", type=Path, metavar="CONFIG.json", help="the config.json of a Hugging Face model"
-    )
-    verb.add_argument(
-        "--tp",
-        type=shared.size,
-        default=1,
-        metavar="N",
-        help="devices that share the heads of every layer; a v7x chip is two (default: 1)",
-    )
-    verb.add_argument(
-        "--device",
-        choices=GENERATIONS,
-        default="v6e",
-        help="the TPU generation (default: %(default)s)",
-    )
+    shared.add_model(verb)
     verb.add_argument(
         "--dtype",
         choices=axes.words("query.dtype"),
         help="of the queries (default: that of the model)",
-    )
-    verb.add_argument(
-        "--kv-dtype",
-        choices=axes.words("kv.dtype"),
-        help="of the KV cache (default: that of the queries)",
     )
     verb.add_argument(
         "--page-size",

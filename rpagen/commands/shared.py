@@ -14,8 +14,8 @@ from rpagen import errors
 from rpagen.emit import plan, render, resources, write
 from rpagen.emit.render import Module
 from rpagen.errors import RpagenError
-from rpagen.spec import expand
-from rpagen.spec.model import TIERS, Catalogue, Variant
+from rpagen.spec import axes, expand
+from rpagen.spec.model import GENERATIONS, TIERS, Catalogue, Variant
 
 ALL_WELL = 0
 FELL_SHORT = 1
@@ -45,6 +45,31 @@ def add_tier(verb: argparse.ArgumentParser) -> None:
         choices=tuple(plan.TIER_CHOICES),
         default=plan.DEFAULT_TIER,
         help="which variants (default: %(default)s)",
+    )
+
+
+def add_model(verb: argparse.ArgumentParser) -> None:
+    """Add what says which heads are meant: a model, the devices that share it, and its cache."""
+    verb.add_argument(
+        "config", type=Path, metavar="CONFIG.json", help="the config.json of a Hugging Face model"
+    )
+    verb.add_argument(
+        "--tp",
+        type=size,
+        default=1,
+        metavar="N",
+        help="devices that share the heads of every layer; a v7x chip is two (default: 1)",
+    )
+    verb.add_argument(
+        "--device",
+        choices=GENERATIONS,
+        default="v6e",
+        help="the TPU generation (default: %(default)s)",
+    )
+    verb.add_argument(
+        "--kv-dtype",
+        choices=axes.words("kv.dtype"),
+        help="of the KV cache (default: that of the queries)",
     )
 
 

@@ -13,8 +13,6 @@ from rpagen.commands import shared, targets
 from rpagen.console import counted, first_line, table
 from rpagen.emit import resources
 from rpagen.errors import RpagenError
-from rpagen.spec import axes
-from rpagen.spec.model import GENERATIONS
 
 if TYPE_CHECKING:
     from rpagen.models.recommend import Recommendation
@@ -28,27 +26,7 @@ EXAMPLE = "rpagen tune tests/data/hf_configs/llama-3.1-8b.json --tp 8"
 
 def add_arguments(verb: argparse.ArgumentParser) -> None:
     """Add what the verb takes."""
-    verb.add_argument(
-        "config", type=Path, metavar="CONFIG.json", help="the config.json of a Hugging Face model"
-    )
-    verb.add_argument(
-        "--tp",
-        type=shared.size,
-        default=1,
-        metavar="N",
-        help="devices that share the heads of every layer (default: 1)",
-    )
-    verb.add_argument(
-        "--device",
-        choices=GENERATIONS,
-        default="v6e",
-        help="the TPU generation (default: %(default)s)",
-    )
-    verb.add_argument(
-        "--kv-dtype",
-        choices=axes.words("kv.dtype"),
-        help="of the KV cache (default: that of the queries)",
-    )
+    shared.add_model(verb)
     verb.add_argument(
         "--page-size",
         type=shared.size,

@@ -7,6 +7,7 @@ from collections.abc import Collection, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from rpagen import errors
 from rpagen.emit import header
 from rpagen.evidence import allocations, budgets, devices, emitted, stamps
 from rpagen.evidence.allocations import Allocated, Taken
@@ -75,7 +76,7 @@ class Survey:
                     emitted.module(self.folder, variant.name), device
                 )
             except Exception as error:  # whatever it is, it is what this is about
-                return Outcome(variant.name, device, str(error).strip() or type(error).__name__)
+                return Outcome(variant.name, device, errors.reason(error))
             content = {name: dataclasses.asdict(each) for name, each in allocated.items()}
             stamps.write(self.stamps, stamp, {"seconds": seconds, "launches": content})
         return Outcome(

@@ -11,6 +11,7 @@ from pathlib import Path
 
 import numpy as np
 
+from rpagen import errors
 from rpagen.emit import single
 from rpagen.errors import InputError, RpagenError
 from rpagen.evidence import emitted, options, workers
@@ -193,7 +194,7 @@ def _died(group: Sequence[Request], reason: str) -> list[Prediction]:
 
 def failed(request: Request, error: Exception) -> Prediction:
     """The prediction of a call that cannot be compiled or timed."""
-    return _failed(request, str(error).strip() or type(error).__name__)
+    return _failed(request, errors.reason(error))
 
 
 def _failed(request: Request, problem: str) -> Prediction:

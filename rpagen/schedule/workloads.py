@@ -19,12 +19,10 @@ from rpagen.errors import SpecError
 from rpagen.evidence.shapes import CallShape
 from rpagen.spec import nodes
 from rpagen.spec.model import BIT_WIDTHS
-from rpagen.spec.nodes import Node, Scalar
+from rpagen.spec.nodes import Node
 
 PAGE_SEED = 0
 """Of the permutation of pages: which page is where makes no difference to what is modelled."""
-
-_LARGEST = 1 << 30
 
 Named = TypeVar("Named", "Workload", "Configuration")
 
@@ -179,7 +177,7 @@ def _workload(name: str, node: Node) -> Workload:
         parts = each.entries(
             ("count", "kv_len", "new_tokens"), required=("count", "kv_len", "new_tokens")
         )
-        count, new = _number(parts["count"]), _number(parts["new_tokens"])
+        count, new = parts["count"].size(), parts["new_tokens"].size()
         lengths = _lengths(parts["kv_len"], count)
         if min(lengths) < new:
             raise _too_small(parts["kv_len"], min(lengths), f"its {new} new tokens")
@@ -191,17 +189,17 @@ def _workload(name: str, node: Node) -> Workload:
         ("sequences", len(kv_lens)),
         ("context", max(kv_lens)),
     ):
-        if _number(padded[what]) < needed:
-            raise _too_small(padded[what], _number(padded[what]), f"{needed}, which are in use")
+        if padded[what].size() < needed:
+            raise _too_small(padded[what], padded[what].size(), f"{needed}, which are in use")
     return Workload(
         name=name,
         short=fields["short"].text() if "short" in fields else "",
         doc=fields["doc"].text(),
         kv_lens=tuple(kv_lens[index] for index in first),
         new_tokens=tuple(new_tokens[index] for index in first),
-        padded_tokens=_number(padded["tokens"]),
-        padded_sequences=_number(padded["sequences"]),
-        padded_context=_number(padded["context"]),
+        padded_tokens=padded["tokens"].size(),
+        padded_sequences=padded["sequences"].size(),
+        padded_context=padded["context"].size(),
     )
 
 
@@ -213,34 +211,19 @@ def _configuration(name: str, node: Node) -> Configuration:
     return Configuration(
         name=name,
         doc=fields["doc"].text(),
-        query_heads=_number(fields["query_heads"]),
-        kv_heads=_number(fields["kv_heads"]),
-        head_dim=_number(fields["head_dim"]),
-        sliding_window=_number(window) if window else None,
+        query_heads=fields["query_heads"].size(),
+        kv_heads=fields["kv_heads"].size(),
+        head_dim=fields["head_dim"].size(),
+        sliding_window=window.size() if window else None,
         **{each: str(fields[each].one_of(list(BIT_WIDTHS))) for each in dtypes if each in fields},
     )
 
 
 def _lengths(node: Node, count: int) -> list[int]:
     if isinstance(node.content, tuple) and len(node.content) == 2:
-        low, high = (_number(each) for each in node.content)
+        low, high = (each.size() for each in node.content)
         return [round(each) for each in np.linspace(low, high, count)]
-    return [_number(node)] * count
-
-
-def _number(node: Node) -> int:
-    content = node.content
-    if isinstance(content, Scalar) and content.kind == "int" and content.text.isdecimal():
-        value = int(content.text)
-        if 1 <= value <= _LARGEST:
-            return value
-    raise SpecError(
-        f"found {content if isinstance(content, Scalar) else 'no number'}",
-        mark=node.mark,
-        field=node.field,
-        expected=f"a whole number from 1 to {_LARGEST}",
-        next_step="write one",
-    )
+    return [node.size()] * count
 
 
 def _too_small(node: Node, value: int, least: str) -> SpecError:

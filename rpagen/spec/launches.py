@@ -49,23 +49,36 @@ def plan(
             **sizes,
         )
         query_block, query_tile = budget.cut_to_tokens(query_block, query_tile, static_tokens)
-        scratch = {
-            "query_slots": budget.QUERY_SLOTS[launch],
-            "query_block": query_block,
-            "kv_block": kv_block,
-            "compute_block": compute_block,
-            **sizes,
-        }
-        kv_slots = budget.fit_kv_slots(
-            most_kv_slots, vmem_limit_bytes=budget.VMEM_BYTES[generation], **scratch
-        )
-        vmem = budget.vmem_bytes(kv_slots=kv_slots, **scratch)
-        spills = budget.spill_bytes(
-            **problem.padded_sizes,
-            query_bytes=problem.query_bytes,
-            query_block=query_block,
-            compute_block=compute_block,
-        )
         blocks = (query_block, kv_block, query_tile, compute_block)
-        plans.append(LaunchPlan(launch, *blocks, vmem, spills))
+        plans.append(with_blocks(launch, blocks, problem, generation, most_kv_slots))
     return tuple(plans)
+
+
+def with_blocks(
+    launch: str,
+    blocks: tuple[int, int, int, int],
+    problem: Problem,
+    generation: str,
+    most_kv_slots: int,
+) -> LaunchPlan:
+    """The plan of a launch with certain blocks, in the order of `LaunchPlan.blocks`."""
+    query_block, kv_block, _, compute_block = blocks
+    scratch = {
+        "query_slots": budget.QUERY_SLOTS[launch],
+        "query_block": query_block,
+        "kv_block": kv_block,
+        "compute_block": compute_block,
+        **problem.padded_sizes,
+        **problem.widths,
+    }
+    kv_slots = budget.fit_kv_slots(
+        most_kv_slots, vmem_limit_bytes=budget.VMEM_BYTES[generation], **scratch
+    )
+    spills = budget.spill_bytes(
+        **problem.padded_sizes,
+        query_bytes=problem.query_bytes,
+        query_block=query_block,
+        compute_block=compute_block,
+    )
+    vmem = budget.vmem_bytes(kv_slots=kv_slots, **scratch)
+    return LaunchPlan(launch, *blocks, vmem, spills)

@@ -21,6 +21,7 @@ from rpagen.spec.axes import AxisValue
 from rpagen.spec.model import Mark
 
 LARGEST_FILE = 1 << 20
+LARGEST_SIZE = 1 << 30
 DEEPEST_NESTING = 16
 MOST_NODES = 10_000
 
@@ -140,6 +141,25 @@ class Node:
                 next_step="write it without escapes",
             )
         return text
+
+    def size(self) -> int:
+        """A whole number from 1 on.
+
+        Raises:
+          SpecError: not one, or one that 32 bits may not hold.
+        """
+        content = self.content
+        if isinstance(content, Scalar) and content.kind == "int" and content.text.isdecimal():
+            value = int(content.text)
+            if 1 <= value <= LARGEST_SIZE:
+                return value
+        raise SpecError(
+            f"found {content if isinstance(content, Scalar) else 'no number'}",
+            mark=self.mark,
+            field=self.field,
+            expected=f"a whole number from 1 to {LARGEST_SIZE}",
+            next_step="write one",
+        )
 
     def one_of(self, allowed: Sequence[str | int]) -> str | int:
         """The scalar's value, which is one of `allowed`.

@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Iterator
 
-from rpagen.spec import budget
+from rpagen.spec import budget, launches
 from rpagen.spec.budget import Problem
 from rpagen.spec.launches import LaunchPlan
 
@@ -40,13 +40,13 @@ class Blocks:
 class Space:
     """What blocks of a launch may be: what fits the call, the VMEM and what is worth trying.
 
-    kv_slots: the most that the variant has for the launch. vmem_bytes: of a core.
+    kv_slots: the most that the variant has for the launch.
     """
 
     launch: str
     problem: Problem
     kv_slots: int
-    vmem_bytes: int
+    device: str
 
     def neighbours(self, blocks: Blocks) -> Iterator[Blocks]:
         """The blocks that are one step away: one size doubled or halved, or tile and block."""
@@ -80,19 +80,7 @@ class Space:
 
     def _fits(self, blocks: Blocks) -> bool:
         """Whether the scratch, and what the compiler may spill, fit VMEM."""
-        scratch = {
-            "query_slots": budget.QUERY_SLOTS[self.launch],
-            "query_block": blocks.query_block,
-            "kv_block": blocks.kv_block,
-            "compute_block": blocks.compute_block,
-            **self.problem.padded_sizes,
-            **self.problem.widths,
-        }
-        kv_slots = budget.fit_kv_slots(self.kv_slots, vmem_limit_bytes=self.vmem_bytes, **scratch)
-        spills = budget.spill_bytes(
-            **self.problem.padded_sizes,
-            query_bytes=self.problem.query_bytes,
-            query_block=blocks.query_block,
-            compute_block=blocks.compute_block,
+        plan = launches.with_blocks(
+            self.launch, blocks.argument, self.problem, self.device, self.kv_slots
         )
-        return budget.vmem_bytes(kv_slots=kv_slots, **scratch) + spills <= self.vmem_bytes
+        return plan.vmem_bytes + plan.spill_bytes <= budget.VMEM_BYTES[self.device]

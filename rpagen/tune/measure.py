@@ -7,6 +7,7 @@ import math
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
+from rpagen import errors
 from rpagen.evidence import emitted, workers
 from rpagen.schedule import dump, predict
 from rpagen.schedule.call import Call
@@ -83,7 +84,7 @@ def measured(trial: Trial) -> Times:
     try:
         return Times(trial.blocks, tuple(_microseconds(trial)))
     except Exception as error:  # whatever the compiler or the module has against the call
-        return Times(trial.blocks, problem=str(error).strip() or type(error).__name__)
+        return Times(trial.blocks, problem=errors.reason(error))
 
 
 def _died(trial: Trial, reason: str) -> Times:

@@ -8,7 +8,7 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
 from rpagen.schedule.workloads import Configuration, Workload
-from rpagen.spec import budget, launches
+from rpagen.spec import launches
 from rpagen.spec.launches import LaunchPlan
 from rpagen.spec.model import Variant
 from rpagen.tune import search
@@ -71,7 +71,7 @@ def space_of(request: Request, launch: str, workloads: Sequence[Workload]) -> tu
         plan.launch: plan for plan in launches.plan(request.variant, problem, request.device, None)
     }
     kv_slots = request.variant.launches[launch].kv_slots
-    space = Space(launch, problem, kv_slots, budget.VMEM_BYTES[request.device])
+    space = Space(launch, problem, kv_slots, request.device)
     return space, Blocks.of(plans[launch])
 
 

@@ -19,8 +19,6 @@ from rpagen.spec.model import BIT_WIDTHS, LAUNCHES
 from rpagen.spec.nodes import Node, Scalar
 from rpagen.tune.blocks import Blocks
 
-MOST = 1 << 30
-
 
 @dataclasses.dataclass(frozen=True, order=True)
 class Key:
@@ -184,15 +182,15 @@ def _key(heads: Node, cache: Node) -> Key:
         head_dim=int(match[3]),
         query_dtype=str(fields["query"].one_of(dtypes)),
         kv_dtype=str(fields["kv"].one_of(dtypes)),
-        page_size=_size(fields["page"]),
-        sliding_window=_size(window) if window else 0,
+        page_size=fields["page"].size(),
+        sliding_window=window.size() if window else 0,
     )
 
 
 def _tuned(node: Node) -> Tuned:
     names = ("blocks", "us", "default_us")
     fields = node.entries(names, required=names)
-    sizes = [_size(each) for each in fields["blocks"].items("block sizes")]
+    sizes = [each.size() for each in fields["blocks"].items("block sizes")]
     times, default = (_times(fields[name]) for name in ("us", "default_us"))
     if len(sizes) != 4 or set(times) != set(default):
         raise SpecError(
@@ -220,19 +218,6 @@ def _times(node: Node) -> dict[str, float]:
             )
         times[name] = float(text)
     return times
-
-
-def _size(node: Node) -> int:
-    text = _scalar(node)
-    if text.isascii() and text.isdecimal() and 1 <= int(text[:12]) <= MOST:
-        return int(text)
-    raise SpecError(
-        f"found {node.content}",
-        mark=node.mark,
-        field=node.field,
-        expected=f"a whole number from 1 to {MOST}",
-        next_step="write one",
-    )
 
 
 def _scalar(node: Node) -> str:
