@@ -103,7 +103,10 @@ def test_default_blocks_of_real_shapes(call):
     # No larger than what there is of tokens and keys.
     most_tokens = min(call["tokens"], given_sizes["static_tokens"] or call["tokens"])
     assert query_tile.bit_count() == 1 and query_tile < 2 * most_tokens
-    assert query_tile * padded["group"] <= max(budget.QUERY_ROWS_PER_TILE, padded["group"])
+    tile_rows = query_tile * padded["group"]
+    assert tile_rows <= max(budget.MOST_ROWS_PER_TILE, padded["group"])
+    if tile_rows > max(budget.LEAST_ROWS_PER_TILE, padded["group"]):
+        assert tile_rows * padded["kv_heads"] <= budget.QUERY_ROWS_PER_STEP
     assert kv_block <= budget.align_to(call["max_keys"], call["page_size"])
 
     # Steps work on whole lanes of keys where the block allows it.
@@ -171,9 +174,9 @@ def test_default_blocks_end_and_agree_for_any_sizes(launch, given_sizes):
         # The KV block is a fixed number of bytes, so a smaller cache row makes it longer.
         (LLAMA_8B, (2, 2), 16, 4096, "v6e", (1, 512, 1, 512), (128, 512, 128, 512)),
         (LLAMA_8B, (2, 1), 16, 4096, "v6e", (1, 1024, 1, 512), (128, 1024, 128, 512)),
-        (LLAMA_8B_EIGHTH, (2, 2), 64, 131072, "v5e", (1, 2048, 1, 512), (64, 2048, 64, 512)),
+        (LLAMA_8B_EIGHTH, (2, 2), 64, 131072, "v5e", (1, 4096, 1, 512), (256, 4096, 256, 512)),
         # A group of 7 is padded to 8.
-        (QWEN_7B, (2, 2), 16, 131072, "v7x", (1, 1024, 1, 512), (64, 1024, 64, 512)),
+        (QWEN_7B, (2, 2), 16, 131072, "v7x", (1, 1024, 1, 512), (128, 1024, 128, 512)),
         # No longer than a sequence can be.
         (LLAMA_8B, (2, 2), 16, 200, "v6e", (1, 208, 1, 208), (128, 208, 128, 208)),
         (LLAMA_8B, (2, 2), 16, 640, "v6e", (1, 512, 1, 512), (128, 512, 128, 512)),

@@ -276,15 +276,15 @@ def test_the_command_writes_a_row_and_finds_it_again(run, fast, tmp_path):
     status, out, err = run(*arguments)
     assert status == 0 and fast == ["rpa decode 1", "rpa mixed 1"]
     assert out.startswith("rpa on v6e: 4 query heads, 1 kv head, head dim 128, pages of 64\n")
-    assert f"wrote {tmp_path}/v6e.yaml\n" in out and err.startswith("  decode (1, 2048, 1, 512): ")
+    assert f"wrote {tmp_path}/v6e.yaml\n" in out and err.startswith("  decode (1, 4096, 1, 512): ")
     (found,) = rows.read(tmp_path, "v6e")
     assert found.key == Key(4, 1, 128, "bfloat16", "bfloat16", 64, 0)
-    assert found.launches["decode"].blocks == Blocks(1, 1024, 1, 512)
-    assert found.launches["decode"].worst_default == pytest.approx(2.0)
+    assert found.launches["decode"].blocks == Blocks(1, 2048, 1, 512)
+    assert found.launches["decode"].worst_default == pytest.approx(3.0)
     assert set(found.versions) == {"jax", "libtpu"}
     text = (tmp_path / "v6e.yaml").read_text()
     assert run(*arguments, "--check")[0] == 0
-    (tmp_path / "v6e.yaml").write_text(text.replace("[1, 1024, 1, 512]", "[1, 512, 1, 512]"))
+    (tmp_path / "v6e.yaml").write_text(text.replace("[1, 2048, 1, 512]", "[1, 512, 1, 512]"))
     status, out, _ = run(*arguments, "--check")
     assert status == 1 and f"another row is in {tmp_path}/v6e.yaml, or none\n" in out
     assert "[1, 512, 1, 512]" in (tmp_path / "v6e.yaml").read_text(), "nothing is written"

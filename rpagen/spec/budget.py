@@ -28,10 +28,12 @@ SPILLED_PER_VALUE = 3  # query values for each that is alive; it was seen to be 
 SCRATCH_SHARE = 0.5  # of VMEM, for default blocks
 TAIL_ROWS = 8  # rows of a KV slot past its last compute block, for clearing in whole steps
 
-QUERY_ROWS_PER_TILE = 512  # query tokens times group that one attention step works on
+QUERY_ROWS_PER_STEP = 4096  # query tokens times query heads that one attention step works on
+LEAST_ROWS_PER_TILE = 512  # query tokens times group, of many kv heads
+MOST_ROWS_PER_TILE = 2048  # the same, of few
 KEYS_PER_STEP = 512  # compute block
 KV_BYTES_PER_BLOCK = 9 << 18  # a power of two, and the row of 9 that `spread` adds
-MOST_KEYS_PER_BLOCK = 2048  # of few heads: so that several short sequences are in flight
+MOST_KEYS_PER_BLOCK = 4096  # of few heads: so that several short sequences are in flight
 QUERY_SLOTS = {"decode": 8, "prefill": 2, "mixed": 2}  # a token's take less than their latency
 
 
@@ -201,8 +203,9 @@ def default_blocks(
     scratch is halved, down to one query and one page.
     """
     most_tokens = min(tokens, static_tokens or tokens)
+    tile_rows = max(LEAST_ROWS_PER_TILE, min(QUERY_ROWS_PER_STEP // kv_heads, MOST_ROWS_PER_TILE))
     query_tile = 1
-    while query_tile < most_tokens and 2 * query_tile * group <= QUERY_ROWS_PER_TILE:
+    while query_tile < most_tokens and 2 * query_tile * group <= tile_rows:
         query_tile *= 2
 
     keys = min(KV_BYTES_PER_BLOCK // kv_row_bytes, MOST_KEYS_PER_BLOCK)
