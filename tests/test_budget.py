@@ -104,9 +104,11 @@ def test_default_blocks_of_real_shapes(call):
     most_tokens = min(call["tokens"], given_sizes["static_tokens"] or call["tokens"])
     assert query_tile.bit_count() == 1 and query_tile < 2 * most_tokens
     tile_rows = query_tile * padded["group"]
-    assert tile_rows <= max(budget.MOST_ROWS_PER_TILE, padded["group"])
-    if tile_rows > max(budget.LEAST_ROWS_PER_TILE, padded["group"]):
-        assert tile_rows * padded["kv_heads"] <= budget.QUERY_ROWS_PER_STEP
+    least, most = budget.ROWS_PER_TILE
+    assert query_tile <= budget.MOST_TOKENS_PER_TILE and tile_rows <= max(most, padded["group"])
+    if tile_rows > max(least, padded["group"]):
+        values = tile_rows * padded["kv_heads"] * padded["head_dim"]
+        assert values <= budget.QUERY_VALUES_PER_STEP
     assert kv_block <= budget.align_to(call["max_keys"], call["page_size"])
 
     # Steps work on whole lanes of keys where the block allows it.
@@ -172,17 +174,17 @@ def test_default_blocks_end_and_agree_for_any_sizes(launch, given_sizes):
     ("heads", "dtypes", "page_size", "max_keys", "generation", "decode", "mixed"),
     [
         # The KV block is a fixed number of bytes, so a smaller cache row makes it longer.
-        (LLAMA_8B, (2, 2), 16, 4096, "v6e", (1, 512, 1, 512), (128, 512, 128, 512)),
-        (LLAMA_8B, (2, 1), 16, 4096, "v6e", (1, 1024, 1, 512), (128, 1024, 128, 512)),
+        (LLAMA_8B, (2, 2), 16, 4096, "v6e", (1, 512, 1, 512), (256, 512, 256, 512)),
+        (LLAMA_8B, (2, 1), 16, 4096, "v6e", (1, 1024, 1, 512), (256, 1024, 256, 512)),
         (LLAMA_8B_EIGHTH, (2, 2), 64, 131072, "v5e", (1, 4096, 1, 512), (256, 4096, 256, 512)),
         # A group of 7 is padded to 8.
-        (QWEN_7B, (2, 2), 16, 131072, "v7x", (1, 1024, 1, 512), (128, 1024, 128, 512)),
+        (QWEN_7B, (2, 2), 16, 131072, "v7x", (1, 1024, 1, 512), (256, 1024, 256, 512)),
         # No longer than a sequence can be.
-        (LLAMA_8B, (2, 2), 16, 200, "v6e", (1, 208, 1, 208), (128, 208, 128, 208)),
-        (LLAMA_8B, (2, 2), 16, 640, "v6e", (1, 512, 1, 512), (128, 512, 128, 512)),
+        (LLAMA_8B, (2, 2), 16, 200, "v6e", (1, 208, 1, 208), (256, 208, 256, 208)),
+        (LLAMA_8B, (2, 2), 16, 640, "v6e", (1, 512, 1, 512), (256, 512, 256, 512)),
         # Pages of which few make whole lanes, and pages larger than a step.
-        (LLAMA_8B, (2, 2), 48, 131072, "v6e", (1, 384, 1, 384), (128, 384, 128, 384)),
-        (LLAMA_8B, (2, 2), 2048, 131072, "v6e", (1, 2048, 1, 512), (128, 2048, 128, 512)),
+        (LLAMA_8B, (2, 2), 48, 131072, "v6e", (1, 384, 1, 384), (256, 384, 256, 384)),
+        (LLAMA_8B, (2, 2), 2048, 131072, "v6e", (1, 2048, 1, 512), (256, 2048, 256, 512)),
         # Where VMEM is short, whatever takes more of it is halved.
         (LLAMA_7B, (2, 2), 16, 4096, "v7x", (1, 512, 1, 512), (64, 512, 64, 512)),
         ((32, 32, 256), (4, 4), 16, 4096, "v6e", (1, 256, 1, 256), (128, 256, 128, 256)),

@@ -349,7 +349,7 @@ wait: make as many as fit the HBM that weights leave free
   default blocks, in tokens:
     launch  query block  KV block  query tile  compute block  VMEM
     decode  1            2048      1           512            12.1 of 128 MiB
-    mixed   256          2048      256         512            14.8 of 128 MiB
+    mixed   512          2048      512         512            17.5 of 128 MiB
   call:
     shape = rpa_kernels.get_kv_cache_shape(pages, 64, 2, 128, jnp.bfloat16)
     kv_cache = jnp.zeros(shape, jnp.bfloat16)
@@ -365,7 +365,7 @@ wait: make as many as fit the HBM that weights leave free
   default blocks, in tokens:
     launch  query block  KV block  query tile  compute block  VMEM
     decode  1            2048      1           512            12.1 of 128 MiB
-    mixed   256          2048      256         512            14.8 of 128 MiB
+    mixed   512          2048      512         512            17.5 of 128 MiB
   call:
     shape = rpa_kernels.get_kv_cache_shape(pages, 64, 2, 128, jnp.bfloat16)
     kv_cache = jnp.zeros(shape, jnp.bfloat16)
@@ -587,14 +587,14 @@ def test_pages_are_the_smallest_whose_table_fits(sequences, max_tokens, page_siz
         ),
         (
             ["--max-model-len", 1 << 30],
-            "--max-sequences: the decode launch of rpa needs 4835508224 bytes of VMEM even with"
+            "--max-sequences: the decode launch of rpa needs 4834963456 bytes of VMEM even with"
             " blocks of one page, of 524288 tokens\n"
             "  expected: at most 134217728 bytes, what a core of v6e has\n"
             "  next: give fewer --max-sequences or a smaller --max-model-len, for smaller pages\n",
         ),
         (
             ["--page-size", 131072],
-            "--page-size: the decode launch of rpa needs 1211629568 bytes of VMEM even with blocks"
+            "--page-size: the decode launch of rpa needs 1211084800 bytes of VMEM even with blocks"
             " of one page, of 131072 tokens\n"
             "  expected: at most 134217728 bytes, what a core of v6e has\n"
             "  next: give a smaller --page-size\n",

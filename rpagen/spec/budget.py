@@ -24,13 +24,13 @@ VMEM_BYTES = {  # per core
     "v7x": 64 << 20,
 }
 VMEM_OF_COMPILER = 128 << 10  # what it keeps for itself; it was seen to take 64 + 36 KiB
-SPILLED_PER_VALUE = 3  # query values for each that is alive; it was seen to be 1.8
+SPILLED_PER_VALUE = 2.5  # query values for each that is alive; it was seen to be 1.8
 SCRATCH_SHARE = 0.5  # of VMEM, for default blocks
 TAIL_ROWS = 8  # rows of a KV slot past its last compute block, for clearing in whole steps
 
-QUERY_ROWS_PER_STEP = 4096  # query tokens times query heads that one attention step works on
-LEAST_ROWS_PER_TILE = 512  # query tokens times group, of many kv heads
-MOST_ROWS_PER_TILE = 2048  # the same, of few
+MOST_TOKENS_PER_TILE = 512  # queries that one attention step works on
+QUERY_VALUES_PER_STEP = 1 << 20  # these times query heads and head dim
+ROWS_PER_TILE = (256, 2048)  # these times group: the least of many kv heads, the most of few
 KEYS_PER_STEP = 512  # compute block
 KV_BYTES_PER_BLOCK = 9 << 18  # a power of two, and the row of 9 that `spread` adds
 MOST_KEYS_PER_BLOCK = 4096  # of few heads: so that several short sequences are in flight
@@ -163,7 +163,7 @@ def spill_bytes(
     """
     rows = query_block * group
     values = rows * compute_block + (rows + compute_block) * head_dim
-    return SPILLED_PER_VALUE * query_bytes * kv_heads * values + VMEM_OF_COMPILER
+    return int(SPILLED_PER_VALUE * query_bytes * kv_heads * values) + VMEM_OF_COMPILER
 
 
 def _query_scratch_bytes(
@@ -203,10 +203,12 @@ def default_blocks(
     scratch is halved, down to one query and one page.
     """
     most_tokens = min(tokens, static_tokens or tokens)
-    tile_rows = max(LEAST_ROWS_PER_TILE, min(QUERY_ROWS_PER_STEP // kv_heads, MOST_ROWS_PER_TILE))
+    least, most = ROWS_PER_TILE
+    tile_rows = max(least, min(QUERY_VALUES_PER_STEP // (kv_heads * head_dim), most))
     query_tile = 1
     while query_tile < most_tokens and 2 * query_tile * group <= tile_rows:
         query_tile *= 2
+    query_tile = min(query_tile, MOST_TOKENS_PER_TILE)
 
     keys = min(KV_BYTES_PER_BLOCK // kv_row_bytes, MOST_KEYS_PER_BLOCK)
     keys = max(keys, KEYS_PER_STEP, page_size)
