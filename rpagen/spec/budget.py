@@ -24,7 +24,7 @@ VMEM_BYTES = {  # per core
     "v7x": 64 << 20,
 }
 VMEM_OF_COMPILER = 128 << 10  # what it keeps for itself; it was seen to take 64 + 36 KiB
-SPILLED_PER_VALUE = 2.5  # query values for each that is alive; it was seen to be 1.8
+SPILLED_PER_VALUE = 2.5  # query values for each that is alive; it was seen to be 1.9
 SCRATCH_SHARE = 0.5  # of VMEM, for default blocks
 TAIL_ROWS = 8  # rows of a KV slot past its last compute block, for clearing in whole steps
 
