@@ -9,6 +9,7 @@ import io
 import itertools
 import json
 import math
+import shutil
 import subprocess
 import sys
 import tempfile
@@ -33,6 +34,9 @@ from rpagen.models import config, known, text
 from rpagen.models.recommend import Kind, Recommendation, Request, recommend
 from rpagen.spec import budget, expand
 from rpagen.spec.model import GENERATIONS, LAUNCHES
+from rpagen.tune import rows
+from rpagen.tune.blocks import Blocks
+from rpagen.tune.rows import Key, Row, Tuned
 
 ROOT = Path(__file__).parent.parent
 CONFIGS = Path("tests/data/hf_configs")
@@ -350,6 +354,9 @@ wait: make as many as fit the HBM that weights leave free
     launch  query block  KV block  query tile  compute block  VMEM
     decode  1            2048      1           512            12.1 of 128 MiB
     mixed   512          2048      512         512            17.5 of 128 MiB
+  they were not tuned for these heads; to search for better ones, for some minutes:
+    rpagen tune tests/data/hf_configs/gemma-3-27b.json --tp 8 --device v6e --page-size 64 \
+--kv-dtype bfloat16
   call:
     shape = rpa_kernels.get_kv_cache_shape(pages, 64, 2, 128, jnp.bfloat16)
     kv_cache = jnp.zeros(shape, jnp.bfloat16)
@@ -366,6 +373,9 @@ wait: make as many as fit the HBM that weights leave free
     launch  query block  KV block  query tile  compute block  VMEM
     decode  1            2048      1           512            12.1 of 128 MiB
     mixed   512          2048      512         512            17.5 of 128 MiB
+  they were not tuned for these heads; to search for better ones, for some minutes:
+    rpagen tune tests/data/hf_configs/gemma-3-27b.json --tp 8 --device v6e --page-size 64 \
+--kv-dtype bfloat16
   call:
     shape = rpa_kernels.get_kv_cache_shape(pages, 64, 2, 128, jnp.bfloat16)
     kv_cache = jnp.zeros(shape, jnp.bfloat16)
@@ -850,3 +860,36 @@ def _ends_well(content: bytes, options: list[str]) -> None:
     else:
         assert status in (0, 1) and not err.getvalue()
         assert ("not served" in said or '"variant": null' in said) == (status == 1)
+
+
+TUNED = Tuned(
+    Blocks(512, 2048, 256, 512),
+    {"prefill-2k": 40.0, "append-512": 30.0},
+    Blocks(256, 4096, 256, 512),
+    {"prefill-2k": 44.0, "append-512": 33.0},
+)
+KEY = Key("rpa", 8, 1, 128, 64, 0)
+
+
+@pytest.mark.parametrize(
+    ("key", "options", "said", "passed"),
+    [
+        (KEY, (), "mixed   512          2048      256         512            1.10 times", True),
+        (KEY, ("--tokens", 64), "they were tuned for these heads, and no better ones", False),
+        (dataclasses.replace(KEY, page_size=128), (), "they were not tuned for these", False),
+        (dataclasses.replace(KEY, sliding_window=64), (), "they were not tuned for these", False),
+    ],
+)
+def test_tuned_blocks_are_told_and_passed(key, options, said, passed, run, tmp_path):
+    specs = tmp_path / "specs"
+    shutil.copytree(SPECS, specs)
+    versions = {"jax": "0.10.2", "libtpu": "0.0.52"}
+    rows.write_rows(specs / rows.FOLDER, "v6e", [Row(key, {"mixed": TUNED}, versions)])
+    arguments = (CONFIGS / "llama-3.3-70b.json", "--tp", 8, "--page-size", 64, "--specs", specs)
+    status, out, _ = run(*arguments, *options)
+    assert status == 0 and said in out
+    assert ("        m_block_sizes=(512, 2048, 256, 512),\n" in out) == passed
+    (kind,) = json.loads(run(*arguments, *options, "--json")[1])["kinds"]
+    assert kind["is_tuned"] == (key == KEY)
+    found = {"mixed": {"blocks": [512, 2048, 256, 512], "gain": 1.1}}
+    assert kind["better_blocks"] == (found if passed else {})

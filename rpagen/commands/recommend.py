@@ -61,6 +61,7 @@ def add_arguments(verb: argparse.ArgumentParser) -> None:
 def run(options: argparse.Namespace) -> int:
     """Print the answer for every kind of layer; 1 where some are not served."""
     from rpagen.models import config, recommend, text
+    from rpagen.tune import rows
 
     request = Request(
         generation=options.device,
@@ -73,7 +74,8 @@ def run(options: argparse.Namespace) -> int:
         query_dtype=options.dtype,
         kv_dtype=options.kv_dtype,
     )
-    answer = recommend.recommend(config.load(options.config), request, options.specs)
+    tuned = rows.read(options.specs / rows.FOLDER, options.device)
+    answer = recommend.recommend(config.load(options.config), request, options.specs, tuned)
     if options.json:
         shared.print_json(_record(answer))
     else:
@@ -124,5 +126,10 @@ def _of_kind(answer: Recommendation, kind: Kind) -> dict[str, object]:
         "token_bytes": serving.token_bytes,
         "padding_bytes": serving.padding_bytes,
         "launches": [dataclasses.asdict(each) for each in serving.launches],
+        "is_tuned": serving.tuned is not None,
+        "better_blocks": {
+            launch: {"blocks": tuned.blocks.argument, "gain": round(tuned.gain, 3)}
+            for launch, tuned in serving.better_blocks(answer.request.generation).items()
+        },
         "call": text.call(answer, kind),
     }

@@ -16,6 +16,8 @@ from rpagen.spec import axes, budget, expand, launches, nodes, rules
 from rpagen.spec.budget import Problem
 from rpagen.spec.launches import LaunchPlan
 from rpagen.spec.model import BIT_WIDTHS, TIERS, Catalogue, DispatchKey, Facts, Variant, field_name
+from rpagen.tune.blocks import Blocks, Space
+from rpagen.tune.rows import Key, Row, Tuned
 
 LEAST_PAGE = 64
 """Tokens of the smallest page chosen: smaller ones take more copies for the same bytes."""
@@ -72,7 +74,8 @@ class Serving:
     """How a variant serves a kind of layer on one device.
 
     page_shape: of the cache. token_bytes: of one token of one layer in it, of which
-    `padding_bytes` are padding. problem: the sizes of the call.
+    `padding_bytes` are padding. problem: the sizes of the call. launches: with the blocks that are
+    chosen by default. tuned: the row of better ones, if there is one.
     """
 
     variant: Variant
@@ -81,6 +84,24 @@ class Serving:
     token_bytes: int
     padding_bytes: int
     launches: tuple[LaunchPlan, ...]
+    tuned: Row | None
+
+    def better_blocks(self, generation: str) -> dict[str, Tuned]:
+        """By launch, the tuned blocks that are not the default ones, and that fit the call."""
+        if self.tuned is None:
+            return {}
+        return {
+            plan.launch: tuned
+            for plan in self.launches
+            if (tuned := self.tuned.launches.get(plan.launch)) is not None
+            and tuned.blocks != Blocks.of(plan)
+            and Space(
+                plan.launch,
+                self.problem,
+                self.variant.launches[plan.launch].kv_slots,
+                generation,
+            ).has(tuned.blocks)
+        }
 
 
 @dataclasses.dataclass(frozen=True)
@@ -131,8 +152,12 @@ class Recommendation:
         )
 
 
-def recommend(model: Model, request: Request, specs: str | os.PathLike[str]) -> Recommendation:
+def recommend(
+    model: Model, request: Request, specs: str | os.PathLike[str], tuned: Sequence[Row] = ()
+) -> Recommendation:
     """The answer for a model, from the variants of the specs, of every tier.
+
+    tuned: rows of blocks for the generation.
 
     Raises:
         InputError: the devices cannot share the heads, the length of sequences is not known, or
@@ -163,7 +188,8 @@ def recommend(model: Model, request: Request, specs: str | os.PathLike[str]) -> 
             if variant is None:
                 reasons = _why_none(catalogue, key, request.generation)
             else:
-                serving = _serving(variant, request, heads, share, pages)
+                window = layer.size if layer.attention == SLIDING else None
+                serving = _serving(variant, request, heads, share, pages, window, tuned)
         kinds.append(Kind(numbers, layer, features, serving, reasons))
     if request.max_tokens and model.max_tokens and request.max_tokens > model.max_tokens:
         notes.append(
@@ -396,7 +422,13 @@ def _why_none(catalogue: Catalogue, key: DispatchKey, generation: str) -> tuple[
 
 
 def _serving(
-    variant: Variant, request: Request, heads: Heads, share: Share, pages: Pages
+    variant: Variant,
+    request: Request,
+    heads: Heads,
+    share: Share,
+    pages: Pages,
+    window: int | None,
+    tuned: Sequence[Row],
 ) -> Serving:
     """What a call of the variant takes on one device.
 
@@ -420,6 +452,7 @@ def _serving(
         kv_row_bytes=token_bytes,
         layout=variant.layout,
     )
+    key = Key.of(variant, problem, window)
     plans = launches.plan(variant, problem, request.generation, request.chunk_prefill_size)
     limit = budget.VMEM_BYTES[request.generation]
     for each in plans:
@@ -441,4 +474,5 @@ def _serving(
         token_bytes=token_bytes,
         padding_bytes=token_bytes - 2 * share.kv_heads * heads.head_dim * value_bytes,
         launches=plans,
+        tuned=next((row for row in tuned if row.key == key), None),
     )

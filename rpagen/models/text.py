@@ -85,6 +85,8 @@ def _options(answer: Recommendation, kind: Kind) -> Iterator[tuple[str, object]]
         yield "v_scale", "v_scale"
     if answer.request.chunk_prefill_size is not None:
         yield "chunk_prefill_size", answer.request.chunk_prefill_size
+    for launch, tuned in serving.better_blocks(answer.request.generation).items():
+        yield f"{launch[0]}_block_sizes", tuned.blocks.argument
 
 
 def _summary(answer: Recommendation) -> Iterator[str]:
@@ -145,6 +147,7 @@ def _of_kind(answer: Recommendation, kind: Kind, specs: Sequence[str]) -> Iterat
     yield from _of_cache(answer, kind, serving)
     yield "  default blocks, in tokens:"
     yield from _indented(_blocks(answer, serving))
+    yield from _of_tuning(answer, serving)
     yield "  call:"
     yield from _indented(call(answer, kind))
 
@@ -180,6 +183,34 @@ def _blocks(answer: Recommendation, serving: Serving) -> str:
         for each in serving.launches
     ]
     return table(headings, rows)
+
+
+def _of_tuning(answer: Recommendation, serving: Serving) -> Iterator[str]:
+    """What is known of better blocks, and what to do where nothing is."""
+    if serving.tuned is None:
+        words = (
+            *("rpagen", "tune", answer.model.file, "--tp", str(answer.request.devices)),
+            *("--device", answer.request.generation, "--page-size", str(serving.problem.page_size)),
+            *("--kv-dtype", answer.kv_dtype),
+        )
+        yield "  they were not tuned for these heads; to search for better ones, for some minutes:"
+        yield f"    {shlex.join(words)}"
+        return
+    better = serving.better_blocks(answer.request.generation)
+    if not better:
+        yield "  they were tuned for these heads, and no better ones were found"
+        return
+    yield "  tuned blocks, which the call below takes:"
+    headings = ("launch", "query block", "KV block", "query tile", "compute block", "predicted")
+    rows = [
+        (
+            launch,
+            *map(str, tuned.blocks.argument),
+            f"{tuned.gain:.2f} times as fast",
+        )
+        for launch, tuned in better.items()
+    ]
+    yield from _indented(table(headings, rows))
 
 
 def _indented(text: str) -> Iterable[str]:

@@ -9,6 +9,7 @@ from pathlib import Path
 
 from rpagen.schedule.workloads import Configuration, Workload
 from rpagen.spec import launches
+from rpagen.spec.budget import Problem
 from rpagen.spec.launches import LaunchPlan
 from rpagen.spec.model import Variant
 from rpagen.tune import search
@@ -37,7 +38,12 @@ class Request:
     @property
     def key(self) -> Key:
         """Of the row."""
-        return Key.of(self.configuration, self.page_size)
+        problem = self.problem(self.workloads[0])
+        return Key.of(self.variant, problem, self.configuration.sliding_window)
+
+    def problem(self, workload: Workload) -> Problem:
+        """The sizes of a call."""
+        return self.configuration.shape(workload, self.page_size).problem(self.variant)
 
 
 def tuned(request: Request, jobs: int, told: Callable[[str, Times], None]) -> Row:
@@ -66,7 +72,7 @@ def space_of(request: Request, launch: str, workloads: Sequence[Workload]) -> tu
     They are those of the workload with most tokens, whose blocks are the largest.
     """
     largest = max(workloads, key=lambda each: each.padded_tokens)
-    problem = request.configuration.shape(largest, request.page_size).problem(request.variant)
+    problem = request.problem(largest)
     plans: Mapping[str, LaunchPlan] = {
         plan.launch: plan for plan in launches.plan(request.variant, problem, request.device, None)
     }
@@ -97,4 +103,4 @@ def _tuned(request: Request, launch: str, jobs: int, told: Callable[[str, Times]
         }
         for blocks in (found.best, found.start)
     )
-    return Tuned(found.best, best, default)
+    return Tuned(found.best, best, found.start, default)

@@ -7,42 +7,41 @@ on which workloads that was found. Its versions are those that the times were pr
 from __future__ import annotations
 
 import dataclasses
+import math
 import re
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 
 from rpagen.emit import resources, write
 from rpagen.errors import SpecError
-from rpagen.schedule.workloads import Configuration
 from rpagen.spec import nodes
-from rpagen.spec.model import BIT_WIDTHS, LAUNCHES
+from rpagen.spec.budget import Problem
+from rpagen.spec.model import LAUNCHES, Variant
 from rpagen.spec.nodes import Node, Scalar
 from rpagen.tune.blocks import Blocks
 
 
 @dataclasses.dataclass(frozen=True, order=True)
 class Key:
-    """What a row is for. sliding_window: 0 for none."""
+    """What a row is for. variant: its name. sliding_window: 0 for none."""
 
+    variant: str
     query_heads: int
     kv_heads: int
     head_dim: int
-    query_dtype: str
-    kv_dtype: str
     page_size: int
     sliding_window: int
 
     @classmethod
-    def of(cls, configuration: Configuration, page_size: int) -> Key:
-        """That of the heads and dtypes of a model."""
+    def of(cls, variant: Variant, problem: Problem, sliding_window: int | None) -> Key:
+        """That of the calls of a variant."""
         return cls(
-            configuration.query_heads,
-            configuration.kv_heads,
-            configuration.head_dim,
-            configuration.query_dtype,
-            configuration.kv_dtype,
-            page_size,
-            configuration.sliding_window or 0,
+            variant.name,
+            problem.query_heads,
+            problem.kv_heads,
+            problem.head_dim,
+            problem.page_size,
+            sliding_window or 0,
         )
 
 
@@ -50,12 +49,19 @@ class Key:
 class Tuned:
     """Of one launch: its best blocks, and the microseconds in each workload, by its name.
 
-    default: with the blocks that are chosen without a row.
+    default_blocks, default: those that are chosen without a row, and what they take.
     """
 
     blocks: Blocks
     microseconds: Mapping[str, float]
+    default_blocks: Blocks
     default: Mapping[str, float]
+
+    @property
+    def gain(self) -> float:
+        """How many times as long the default blocks take, in the geometric mean."""
+        logs = [math.log(self.default[name] / each) for name, each in self.microseconds.items()]
+        return math.exp(sum(logs) / len(logs))
 
     @property
     def worst_default(self) -> float:
@@ -72,9 +78,13 @@ class Row:
     versions: Mapping[str, str]
 
 
+FOLDER = "tuning"
+"""In the folder of specs."""
+
+
 def default_folder() -> Path:
     """Where the rows are that rpagen comes with."""
-    return resources.specs_dir() / "tuning"
+    return resources.specs_dir() / FOLDER
 
 
 def read(folder: Path, generation: str) -> tuple[Row, ...]:
@@ -95,7 +105,7 @@ def read(folder: Path, generation: str) -> tuple[Row, ...]:
                 "there are two rows for this",
                 mark=node.mark,
                 field=node.field,
-                expected="one row for each shape, dtypes, page size and window",
+                expected="one row for each variant, heads, page size and window",
                 next_step="remove one of them, or run `rpagen tune` for it anew",
             )
         rows[row.key] = row
@@ -124,44 +134,49 @@ def merged(rows: Sequence[Row], new: Row) -> tuple[Row, ...]:
 _HEADER = """\
 # Block sizes for {generation}, written by `rpagen tune`. blocks: query block, KV block, query tile
 # and compute block, in tokens, as d_block_sizes and the like take them. us: predicted microseconds
-# of that launch alone in a workload of specs/workloads.yaml; default_us: with the default blocks.
+# of that launch alone in a workload of specs/workloads.yaml. default, default_us: of the blocks
+# that a call takes that gives none.
 rows:
 """
 
 
 def _text(row: Row) -> str:
     key = row.key
-    window = f", sliding_window: {key.sliding_window}" if key.sliding_window else ""
+    window = [f"    sliding_window: {key.sliding_window}"] if key.sliding_window else []
     versions = ", ".join(f"{name}: {version}" for name, version in row.versions.items())
     lines = [
-        f"  - heads: {key.query_heads}x{key.kv_heads}x{key.head_dim}",
-        f"    cache: {{query: {key.query_dtype}, kv: {key.kv_dtype}, page: {key.page_size}"
-        f"{window}}}",
+        f"  - variant: {key.variant}",
+        f"    heads: {key.query_heads}x{key.kv_heads}x{key.head_dim}",
+        f"    page_size: {key.page_size}",
+        *window,
         f"    versions: {{{versions}}}",
     ]
     for launch, tuned in row.launches.items():
         lines.append(f"    {launch}:")
-        lines.append(f"      blocks: [{', '.join(map(str, tuned.blocks.argument))}]")
-        for name, times in (("us", tuned.microseconds), ("default_us", tuned.default)):
+        for names, blocks, times in (
+            (("blocks", "us"), tuned.blocks, tuned.microseconds),
+            (("default", "default_us"), tuned.default_blocks, tuned.default),
+        ):
             said = ", ".join(f"{workload}: {each:.1f}" for workload, each in times.items())
-            lines.append(f"      {name}: {{{said}}}")
+            lines.append(f"      {names[0]}: [{', '.join(map(str, blocks.argument))}]")
+            lines.append(f"      {names[1]}: {{{said}}}")
     return "\n".join(lines) + "\n"
 
 
 def _row(node: Node) -> Row:
-    fields = node.entries(
-        ("heads", "cache", "versions", *LAUNCHES), required=("heads", "cache", "versions")
-    )
+    required = ("variant", "heads", "page_size", "versions")
+    fields = node.entries((*required, "sliding_window", *LAUNCHES), required=required)
     launches = {name: _tuned(fields[name]) for name in LAUNCHES if name in fields}
     versions = fields["versions"].entries(("jax", "libtpu"), required=("jax", "libtpu"))
     return Row(
-        _key(fields["heads"], fields["cache"]),
+        _key(fields),
         launches,
         {name: _scalar(each) for name, each in versions.items()},
     )
 
 
-def _key(heads: Node, cache: Node) -> Key:
+def _key(fields: Mapping[str, Node]) -> Key:
+    heads, window = fields["heads"], fields.get("sliding_window")
     match = re.fullmatch(r"(\d{1,5})x(\d{1,5})x(\d{1,3})", _scalar(heads), re.ASCII)
     if match is None:
         raise SpecError(
@@ -171,36 +186,39 @@ def _key(heads: Node, cache: Node) -> Key:
             expected="query heads, kv heads and head dim, such as 32x8x128",
             next_step="write them so",
         )
-    fields = cache.entries(
-        ("query", "kv", "page", "sliding_window"), required=("query", "kv", "page")
-    )
-    dtypes = list(BIT_WIDTHS)
-    window = fields.get("sliding_window")
     return Key(
+        variant=_scalar(fields["variant"]),
         query_heads=int(match[1]),
         kv_heads=int(match[2]),
         head_dim=int(match[3]),
-        query_dtype=str(fields["query"].one_of(dtypes)),
-        kv_dtype=str(fields["kv"].one_of(dtypes)),
-        page_size=fields["page"].size(),
+        page_size=fields["page_size"].size(),
         sliding_window=window.size() if window else 0,
     )
 
 
 def _tuned(node: Node) -> Tuned:
-    names = ("blocks", "us", "default_us")
+    names = ("blocks", "us", "default", "default_us")
     fields = node.entries(names, required=names)
-    sizes = [each.size() for each in fields["blocks"].items("block sizes")]
+    blocks, default_blocks = (_blocks(fields[name]) for name in ("blocks", "default"))
     times, default = (_times(fields[name]) for name in ("us", "default_us"))
-    if len(sizes) != 4 or set(times) != set(default):
-        raise SpecError(
-            f"found {len(sizes)} block sizes, and times of {', '.join(times) or 'nothing'}",
-            mark=node.mark,
-            field=node.field,
-            expected="four block sizes, and times of the same workloads twice",
-            next_step="run `rpagen tune` for this shape anew",
+    if set(times) != set(default):
+        raise _wrong(
+            fields["default_us"],
+            f"found times of {', '.join(default) or 'nothing'}",
+            f"of the same workloads as us, {', '.join(times) or 'nothing'}",
         )
-    return Tuned(Blocks(*sizes), times, default)
+    return Tuned(blocks, times, default_blocks, default)
+
+
+def _blocks(node: Node) -> Blocks:
+    sizes = [each.size() for each in node.items("block sizes")]
+    if len(sizes) != 4:
+        raise _wrong(
+            node,
+            f"found {len(sizes)} block sizes",
+            "four: query block, KV block, query tile and compute block",
+        )
+    return Blocks(*sizes)
 
 
 def _times(node: Node) -> dict[str, float]:
@@ -209,15 +227,23 @@ def _times(node: Node) -> dict[str, float]:
     for name, each in node.entries(content).items():
         text = _scalar(each)
         if not re.fullmatch(r"\d{1,9}\.\d", text, re.ASCII) or float(text) == 0:
-            raise SpecError(
+            raise _wrong(
+                each,
                 f"found {each.content}",
-                mark=each.mark,
-                field=each.field,
-                expected="microseconds with one digit behind the point, more than none",
-                next_step="run `rpagen tune` for this shape anew",
+                "microseconds with one digit behind the point, more than none",
             )
         times[name] = float(text)
     return times
+
+
+def _wrong(node: Node, found: str, expected: str) -> SpecError:
+    return SpecError(
+        found,
+        mark=node.mark,
+        field=node.field,
+        expected=expected,
+        next_step="run `rpagen tune` for this shape anew",
+    )
 
 
 def _scalar(node: Node) -> str:

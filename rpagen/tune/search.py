@@ -21,11 +21,6 @@ class Found:
     best: Blocks
     tried: Mapping[Blocks, float]
 
-    @property
-    def gain(self) -> float:
-        """How many times the cost of the best the start costs."""
-        return self.tried[self.start] / self.tried[self.best]
-
 
 def downhill(
     space: Space, start: Blocks, cost: Callable[[Sequence[Blocks]], Sequence[float]]
