@@ -214,6 +214,18 @@ def test_variants(run, small):
     ]  # fmt: skip
 
 
+def test_blocks_of_a_launch_can_be_given(run, small):
+    words = ("predict", "rpa", *small, "--loops", "--json")
+    kernels = []
+    for blocks in ((), ("--blocks", "decode=1,32,1,32"), ("--blocks", "decode=1,33,1,32")):
+        status, out, _ = run(*words, *blocks)
+        (found,) = json.loads(out)
+        kernels.append({each["kernel"] for each in found.get("loops", ())})
+    assert status == 1 and "expected a multiple of the page size" in found["problem"]
+    assert not any("_q1_1_kv32_32" in name for name in kernels[0])
+    assert any("_q1_1_kv32_32" in name for name in kernels[1])
+
+
 def test_a_call_that_is_refused(run, small):
     status, out, _ = run("predict", "rpa", *small, "--workload", "many")
     assert status == 1
@@ -236,6 +248,12 @@ def test_a_call_that_is_refused(run, small):
         (("rpa", "--config", "A", "--shape", "8x2x128"), "--shape and --config do not go together"),
         (("rpa", "--dump", DUMP), "names of variants and --dump do not go together"),
         (("--config", "A", "--dump", DUMP), "--config and --dump do not go together"),
+        (("rpa", "--blocks", "prefill=1,2,3,4"), "is not one of decode, mixed and its query block"),
+        (
+            ("rpa", "--blocks", "mixed=128,512,128"),
+            '"mixed=128,512,128" is not one of decode, mixed',
+        ),
+        (("--blocks", "mixed=1,2,3,4", "--dump", DUMP), "--blocks and --dump do not go together"),
         (("--compare", "--dump", DUMP), "--compare and --dump do not go together"),
         (("--jobs", "2", "--dump", DUMP), "--jobs and --dump do not go together"),
         (("--workload", "w1", "--dump", DUMP, *GIVEN), "--workload and --operand do not go"),

@@ -62,6 +62,15 @@ def add_arguments(verb: argparse.ArgumentParser) -> None:
         "--page", type=shared.size, default=64, metavar="N", help="tokens of a page (default: 64)"
     )
     verb.add_argument(
+        "--blocks",
+        type=targets.blocks,
+        action="append",
+        default=[],
+        metavar="LAUNCH=Q,KV,T,C",
+        help="query block, KV block, query tile and compute block of a launch, in tokens, such as"
+        " mixed=128,512,128,512; once for each launch that does not get its default ones",
+    )
+    verb.add_argument(
         "--workloads",
         type=shared.path,
         metavar="FILE",
@@ -170,12 +179,13 @@ def _refuse_ignored(options: argparse.Namespace) -> None:
         "--config": options.config,
         "--shape": options.shape,
         "--compare": options.compare,
+        "--blocks": options.blocks,
         "--jobs": options.jobs,
         "--operand": options.operand,
         "--workload": options.workload,
     }
     for option, is_given, void in (
-        ("--dump", options.dump, ("names of variants", *list(given)[1:5])),
+        ("--dump", options.dump, ("names of variants", *list(given)[1:6])),
         ("a variant", not options.dump, ("--operand",)),
         ("--config", options.config, ("--shape",)),
         ("--operand", options.operand, ("--workload",)),
@@ -208,7 +218,8 @@ def _of_variants(
     if _is_of_one(options):
         _refuse_several(len(variants) * len(options.device) * len(calls))
     with predict.requests(
-        variants, options.device, calls, _heads(options, known), options.page
+        *(variants, options.device, calls, _heads(options, known), options.page),
+        dict(options.blocks),
     ) as requests:
         if _is_of_one(options):
             return [_shown(options, requests[0])]

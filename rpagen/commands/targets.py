@@ -59,3 +59,20 @@ def heads(text: str) -> tuple[int, int, int]:
     if not 1 <= head_dim <= budget.MOST_HEAD_DIM:
         raise argparse.ArgumentTypeError(f"the head dim is from 1 to {budget.MOST_HEAD_DIM}")
     return query_heads, kv_heads, head_dim
+
+
+BLOCKS = ("decode", "mixed")
+"""Launches whose blocks can be given: predicted calls have no prefill of a fixed size."""
+
+
+def blocks(text: str) -> tuple[str, tuple[int, int, int, int]]:
+    """A launch and its block sizes, as `--blocks` takes them."""
+    launch, _, sizes = text.partition("=")
+    match = re.fullmatch(r"(\d{1,7}),(\d{1,7}),(\d{1,7}),(\d{1,7})", sizes, re.ASCII)
+    if launch not in BLOCKS or match is None:
+        raise argparse.ArgumentTypeError(
+            f"{errors.quoted(text)} is not one of {', '.join(BLOCKS)} and its query block, KV"
+            " block, query tile and compute block, such as mixed=128,512,128,512"
+        )
+    query_block, kv_block, query_tile, compute_block = (int(each) for each in match.groups())
+    return launch, (query_block, kv_block, query_tile, compute_block)

@@ -6,6 +6,7 @@ import contextlib
 import dataclasses
 import os
 import tempfile
+import types
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 
@@ -32,6 +33,7 @@ class Request:
     """A call of an emitted module to predict.
 
     emitted: the folder of the module. dumps: that of what was compiled, see `dump.of_module`.
+    blocks: the block sizes of launches, of those that do not have their default ones.
     """
 
     variant: str
@@ -41,6 +43,7 @@ class Request:
     page_size: int
     emitted: Path
     dumps: Path
+    blocks: tuple[tuple[str, tuple[int, ...]], ...] = ()
 
     @property
     def shape(self) -> CallShape:
@@ -110,10 +113,11 @@ def requests(
     workloads: Sequence[Workload],
     heads: Configuration,
     page_size: int,
+    blocks: Mapping[str, tuple[int, ...]] = types.MappingProxyType({}),
 ) -> Iterator[list[Request]]:
     """Emits variants into a folder that lasts as long as the context, and asks for all calls.
 
-    heads: see `configuration_of`.
+    heads: see `configuration_of`. blocks: see `Request`, by launch.
     """
     # No program is run: jax need not look for a TPU, which another process may have locked.
     os.environ.setdefault("JAX_PLATFORMS", "cpu")
@@ -131,6 +135,7 @@ def requests(
                 page_size,
                 folder,
                 dumps,
+                tuple(blocks.items()),
             )
             for variant in variants
             for device in devices
@@ -165,7 +170,7 @@ def grouped(asked: Sequence[Request]) -> list[tuple[Request, ...]]:
     for each in asked:
         compiled = (
             *(each.variant, each.device, each.configuration, each.page_size, each.shape),
-            *(each.emitted, each.dumps),
+            *(each.emitted, each.dumps, each.blocks),
         )
         groups.setdefault(compiled, []).append(each)
     return [tuple(group) for group in groups.values()]
@@ -213,13 +218,14 @@ def call_of(request: Request) -> Call:
         Exception: whatever the compiler, or a check of the module, has against the call.
     """
     module = emitted.module(request.emitted, request.variant)
+    blocks = {f"{launch[0]}_block_sizes": sizes for launch, sizes in request.blocks}
     folder = dump.of_module(
         request.dumps,
         request.emitted,
         module,
         request.device,
         request.shape,
-        options_of(module.VARIANT, request.configuration),
+        options_of(module.VARIANT, request.configuration) | blocks,
     )
     return Call(folder, GENERATIONS[request.device])
 
