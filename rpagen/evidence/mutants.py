@@ -810,10 +810,10 @@ MUTATIONS: tuple[Mutation, ...] = (
         "span.first_token + 1",
     ),
     Mutation(
-        "the softmax begins anew only where a sequence does",
+        "the softmax begins anew only after the first query block",
         "prefill_and_mixed_kernel",
         "            reset_softmax(softmax)",
-        "            pl.when(span.start == 0)(lambda: reset_softmax(softmax))",
+        "            pl.when(span.query_block == 0)(lambda: reset_softmax(softmax))",
     ),
     Mutation(
         "the mixed launch begins after the prefill sequences",
