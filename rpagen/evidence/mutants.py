@@ -27,6 +27,7 @@ from types import ModuleType
 import jinja2
 
 from rpagen.emit import render, resources
+from rpagen.spec import axes
 from rpagen.spec.model import LAUNCHES, Catalogue, Variant
 
 
@@ -35,7 +36,7 @@ class Fault(abc.ABC):
     """One fault.
 
     place: where it is. old, new: text there, and what stands in its place. harmless: traits and
-    layouts of variants in which it cannot matter, each with the reason. dies_of: the error by which
+    layouts of variants in which it cannot matter, or `no` and a feature, each with the reason. dies_of: the error by which
     a kernel with it cannot even be traced; without that, such a kernel is no fault but a slip of
     the table.
     """
@@ -55,7 +56,10 @@ class Fault(abc.ABC):
 
     def harmless_in(self, variant: Variant) -> str:
         """Why the fault cannot matter in a variant; empty if it can."""
-        known = traits(variant) | {variant.layout}
+        absent = {f"no {feature}" for feature in axes.words("features")} - {
+            f"no {feature}" for feature in variant.features
+        }
+        known = traits(variant) | absent | {variant.layout}
         return next((why for trait, why in self.harmless.items() if trait in known), "")
 
     @abc.abstractmethod
@@ -808,6 +812,13 @@ MUTATIONS: tuple[Mutation, ...] = (
         "start_token_output",
         "span.first_token",
         "span.first_token + 1",
+    ),
+    Mutation(
+        "the softmax begins anew only where a sequence does",
+        "prefill_and_mixed_kernel",
+        "            reset_softmax(softmax)",
+        "            pl.when(span.start == 0)(lambda: reset_softmax(softmax))",
+        harmless={"no sliding_window": "every query block starts with the sequence's first key"},
     ),
     Mutation(
         "the softmax begins anew only after the first query block",
