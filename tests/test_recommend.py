@@ -9,6 +9,7 @@ import io
 import itertools
 import json
 import math
+import shlex
 import shutil
 import subprocess
 import sys
@@ -34,7 +35,7 @@ from rpagen.models import config, known, text
 from rpagen.models.recommend import Kind, Recommendation, Request, recommend
 from rpagen.spec import budget, expand
 from rpagen.spec.model import GENERATIONS, LAUNCHES
-from rpagen.tune import rows
+from rpagen.tune import row, rows
 from rpagen.tune.blocks import Blocks
 from rpagen.tune.rows import Key, Row, Tuned
 
@@ -356,7 +357,7 @@ wait: make as many as fit the HBM that weights leave free
     mixed   512          2048      512         512            17.5 of 128 MiB
   they were not tuned for these heads; to search for better ones, for some minutes:
     rpagen tune tests/data/hf_configs/gemma-3-27b.json --tp 8 --device v6e --page-size 64 \
---kv-dtype bfloat16
+--max-model-len 131072
   call:
     shape = rpa_kernels.get_kv_cache_shape(pages, 64, 2, 128, jnp.bfloat16)
     kv_cache = jnp.zeros(shape, jnp.bfloat16)
@@ -375,7 +376,7 @@ wait: make as many as fit the HBM that weights leave free
     mixed   512          2048      512         512            17.5 of 128 MiB
   they were not tuned for these heads; to search for better ones, for some minutes:
     rpagen tune tests/data/hf_configs/gemma-3-27b.json --tp 8 --device v6e --page-size 64 \
---kv-dtype bfloat16
+--max-model-len 131072
   call:
     shape = rpa_kernels.get_kv_cache_shape(pages, 64, 2, 128, jnp.bfloat16)
     kv_cache = jnp.zeros(shape, jnp.bfloat16)
@@ -871,25 +872,68 @@ TUNED = Tuned(
 KEY = Key("rpa", 8, 1, 128, 64, 0)
 
 
+BETTER = "    mixed   512          2048      256         512            1.10 times as fast\n"
+NOT_TUNED = """\
+  they were not tuned for these heads; to search for better ones, for some minutes:
+    rpagen tune tests/data/hf_configs/llama-3.3-70b.json --tp 8 --device v6e --page-size 64 --"""
+
+
 @pytest.mark.parametrize(
-    ("key", "options", "said", "passed"),
+    ("key", "options", "said", "is_better"),
     [
-        (KEY, (), "mixed   512          2048      256         512            1.10 times", True),
-        (KEY, ("--tokens", 64), "they were tuned for these heads, and no better ones", False),
-        (dataclasses.replace(KEY, page_size=128), (), "they were not tuned for these", False),
-        (dataclasses.replace(KEY, sliding_window=64), (), "they were not tuned for these", False),
+        (KEY, (), BETTER + "  decode: a search found none that are better\n", True),
+        (KEY, ("--chunk-prefill-size", 16), "\n  prefill: not tuned\n", True),
+        # Blocks of such calls are smaller ones, with which nothing was compared.
+        (KEY, ("--tokens", 64), "\n  mixed: tuned where other blocks are the default\n", False),
+        (KEY, ("--max-model-len", 1024), "  decode, mixed: tuned where other blocks", False),
+        (dataclasses.replace(KEY, page_size=128), (), NOT_TUNED, False),
+        (dataclasses.replace(KEY, sliding_window=64), (), NOT_TUNED, False),
     ],
 )
-def test_tuned_blocks_are_told_and_passed(key, options, said, passed, run, tmp_path):
+def test_tuned_blocks_are_told_and_passed(key, options, said, is_better, run, tmp_path):
     specs = tmp_path / "specs"
     shutil.copytree(SPECS, specs)
+    decode = Tuned(Blocks(1, 4096, 1, 512), {"w": 9.0}, Blocks(1, 4096, 1, 512), {"w": 9.0})
     versions = {"jax": "0.10.2", "libtpu": "0.0.52"}
-    rows.write_rows(specs / rows.FOLDER, "v6e", [Row(key, {"mixed": TUNED}, versions)])
+    launches = {"decode": decode, "mixed": TUNED}
+    rows.write_rows(specs / rows.FOLDER, "v6e", [Row(key, launches, versions)])
     arguments = (CONFIGS / "llama-3.3-70b.json", "--tp", 8, "--page-size", 64, "--specs", specs)
     status, out, _ = run(*arguments, *options)
     assert status == 0 and said in out
-    assert ("        m_block_sizes=(512, 2048, 256, 512),\n" in out) == passed
+    assert ("        m_block_sizes=(512, 2048, 256, 512),\n" in out) == is_better
+    assert "d_block_sizes" not in out
     (kind,) = json.loads(run(*arguments, *options, "--json")[1])["kinds"]
-    assert kind["is_tuned"] == (key == KEY)
+    assert kind["tuned"] == (["decode", "mixed"] if key == KEY else [])
     found = {"mixed": {"blocks": [512, 2048, 256, 512], "gain": 1.1}}
-    assert kind["better_blocks"] == (found if passed else {})
+    assert kind["better_blocks"] == (found if is_better else {})
+
+
+@pytest.mark.parametrize(
+    ("model", "options"),
+    [
+        ("llama-3.1-8b", ("--dtype", "float32")),
+        ("llama-3.1-8b", ("--kv-dtype", "int8")),
+        # A window that holds all tokens is none.
+        ("mistral-7b-v0.1", ("--max-model-len", "4096")),
+        ("mistral-7b-v0.1", ("--max-model-len", "16384")),
+        ("gemma-3-27b", ("--tp", "8", "--device", "v7x")),
+    ],
+)
+def test_the_search_that_is_advised_is_for_the_same(model, options, run, tmp_path, monkeypatch):
+    status, out, _ = run(CONFIGS / f"{model}.json", *options)
+    advised = {line for line in out.splitlines() if line.startswith("    rpagen tune ")}
+    assert status == 0 and len(advised) == 1
+
+    def tuned(request: row.Request, *_: object) -> Row:
+        blocks = Blocks(1, 128, 1, 128)
+        found = Tuned(blocks, {"w": 1.0}, blocks, {"w": 1.0})
+        return Row(request.key, {"decode": found, "mixed": found}, {"jax": "0", "libtpu": "0"})
+
+    monkeypatch.setattr(row, "tuned", tuned)
+    _, _, *words = shlex.split(advised.pop())
+    specs = tmp_path / "specs"
+    shutil.copytree(SPECS, specs)
+    with contextlib.redirect_stdout(io.StringIO()):
+        assert cli.main(["tune", *words, "--specs", str(specs)]) == 0
+    _, out, _ = run(CONFIGS / f"{model}.json", *options, "--specs", specs)
+    assert "not tuned" not in out and "tuned where other blocks" in out

@@ -193,6 +193,9 @@ def _refuse_ignored(options: argparse.Namespace) -> None:
         for other in void:
             if is_given and given[other]:
                 raise RpagenError(f"{other} and {option} do not go together: leave out one")
+    launches = [launch for launch, _ in options.blocks]
+    if len(set(launches)) < len(launches):
+        raise RpagenError("--blocks: a launch is there twice: give each its blocks once")
     if options.trace and options.html and options.trace.resolve() == options.html.resolve():
         raise RpagenError(f"--trace and --html would both write {options.html}: name two files")
 

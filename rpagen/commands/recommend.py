@@ -8,7 +8,6 @@ import dataclasses
 from rpagen.commands import shared
 from rpagen.emit import resources
 from rpagen.models.recommend import Kind, Recommendation, Request
-from rpagen.spec import axes
 
 DOES = "tell which variants serve a model, what they take and how to call them"
 EXAMPLE = "rpagen recommend tests/data/hf_configs/llama-3.1-8b.json --tp 8 --device v6e"
@@ -17,11 +16,6 @@ EXAMPLE = "rpagen recommend tests/data/hf_configs/llama-3.1-8b.json --tp 8 --dev
 def add_arguments(verb: argparse.ArgumentParser) -> None:
     """Add what the verb takes."""
     shared.add_model(verb)
-    verb.add_argument(
-        "--dtype",
-        choices=axes.words("query.dtype"),
-        help="of the queries (default: that of the model)",
-    )
     verb.add_argument(
         "--page-size",
         type=shared.size,
@@ -74,8 +68,8 @@ def run(options: argparse.Namespace) -> int:
         query_dtype=options.dtype,
         kv_dtype=options.kv_dtype,
     )
-    tuned = rows.read(options.specs / rows.FOLDER, options.device)
-    answer = recommend.recommend(config.load(options.config), request, options.specs, tuned)
+    known = rows.read(options.specs / rows.FOLDER, options.device)
+    answer = recommend.recommend(config.load(options.config), request, options.specs, known)
     if options.json:
         shared.print_json(_record(answer))
     else:
@@ -126,10 +120,10 @@ def _of_kind(answer: Recommendation, kind: Kind) -> dict[str, object]:
         "token_bytes": serving.token_bytes,
         "padding_bytes": serving.padding_bytes,
         "launches": [dataclasses.asdict(each) for each in serving.launches],
-        "is_tuned": serving.tuned is not None,
+        "tuned": list(serving.tuned),
         "better_blocks": {
-            launch: {"blocks": tuned.blocks.argument, "gain": round(tuned.gain, 3)}
-            for launch, tuned in serving.better_blocks(answer.request.generation).items()
+            launch: {"blocks": found.blocks.argument, "gain": round(found.gain, 3)}
+            for launch, found in serving.better.items()
         },
         "call": text.call(answer, kind),
     }

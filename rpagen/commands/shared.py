@@ -49,7 +49,7 @@ def add_tier(verb: argparse.ArgumentParser) -> None:
 
 
 def add_model(verb: argparse.ArgumentParser) -> None:
-    """Add what says which heads are meant: a model, the devices that share it, and its cache."""
+    """Add what says which heads are meant: a model, the devices that share it, and dtypes."""
     verb.add_argument(
         "config", type=Path, metavar="CONFIG.json", help="the config.json of a Hugging Face model"
     )
@@ -65,6 +65,11 @@ def add_model(verb: argparse.ArgumentParser) -> None:
         choices=GENERATIONS,
         default="v6e",
         help="the TPU generation (default: %(default)s)",
+    )
+    verb.add_argument(
+        "--dtype",
+        choices=axes.words("query.dtype"),
+        help="of the queries (default: that of the model)",
     )
     verb.add_argument(
         "--kv-dtype",

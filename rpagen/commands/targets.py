@@ -61,18 +61,23 @@ def heads(text: str) -> tuple[int, int, int]:
     return query_heads, kv_heads, head_dim
 
 
-BLOCKS = ("decode", "mixed")
-"""Launches whose blocks can be given: predicted calls have no prefill of a fixed size."""
+LAUNCHES = ("decode", "mixed")
+"""Whose blocks can be given: predicted calls have no prefill of a fixed size."""
 
 
 def blocks(text: str) -> tuple[str, tuple[int, int, int, int]]:
-    """A launch and its block sizes, as `--blocks` takes them."""
+    """A launch and its block sizes, in tokens, as `--blocks` takes them.
+
+    Raises:
+        ArgumentTypeError: it is no such thing.
+    """
     launch, _, sizes = text.partition("=")
-    match = re.fullmatch(r"(\d{1,7}),(\d{1,7}),(\d{1,7}),(\d{1,7})", sizes, re.ASCII)
-    if launch not in BLOCKS or match is None:
+    size = r"([1-9]\d{0,6})"
+    match = re.fullmatch(",".join([size] * 4), sizes, re.ASCII)
+    if launch not in LAUNCHES or match is None:
         raise argparse.ArgumentTypeError(
-            f"{errors.quoted(text)} is not one of {', '.join(BLOCKS)} and its query block, KV"
-            " block, query tile and compute block, such as mixed=128,512,128,512"
+            f"{errors.quoted(text)} is not like mixed=128,512,128,512: one of"
+            f" {', '.join(LAUNCHES)}, and its query block, KV block, query tile and compute block"
         )
     query_block, kv_block, query_tile, compute_block = (int(each) for each in match.groups())
     return launch, (query_block, kv_block, query_tile, compute_block)

@@ -11,14 +11,17 @@ from typing import TYPE_CHECKING
 
 from rpagen.commands import shared, targets
 from rpagen.console import counted, first_line, table
-from rpagen.emit import resources
 from rpagen.errors import RpagenError
 
 if TYPE_CHECKING:
     from rpagen.models.recommend import Recommendation
+    from rpagen.tune.blocks import Blocks
     from rpagen.tune.measure import Times
     from rpagen.tune.row import Request
     from rpagen.tune.rows import Key, Row
+
+_CONTEXT = 8192
+"""Tokens of a sequence at most, as the standard workloads have it."""
 
 DOES = "search the best block sizes for a model's heads, with predicted times"
 EXAMPLE = "rpagen tune tests/data/hf_configs/llama-3.1-8b.json --tp 8"
@@ -35,11 +38,20 @@ def add_arguments(verb: argparse.ArgumentParser) -> None:
         help="tokens of a page (default: %(default)s)",
     )
     verb.add_argument(
+        "--max-model-len",
+        type=shared.size,
+        default=_CONTEXT,
+        metavar="N",
+        help="tokens of a sequence at most: a window that holds them all is none (default:"
+        " %(default)s)",
+    )
+    verb.add_argument(
         "--rows",
         type=shared.path,
         metavar="DIR",
-        help="where rows are kept, GENERATION.yaml (default: specs/tuning of the source checkout)",
+        help="where rows are kept, GENERATION.yaml (default: tuning in the folder of specs)",
     )
+    shared.add_specs(verb)
     verb.add_argument(
         "--check",
         action="store_true",
@@ -58,18 +70,19 @@ def run(options: argparse.Namespace) -> int:
     from rpagen.tune import row, rows
 
     targets.require_compiler()
-    folder = options.rows or rows.default_folder()
+    folder = options.rows or options.specs / rows.FOLDER
     known = rows.read(folder, options.device)
     if not options.check:
         write.check_place(folder / f"{options.device}.yaml")
     asked = recommend.Request(
         generation=options.device,
         devices=options.tp,
-        max_tokens=_CONTEXT,
+        max_tokens=options.max_model_len,
         page_size=options.page_size,
+        query_dtype=options.dtype,
         kv_dtype=options.kv_dtype,
     )
-    answer = recommend.recommend(config.load(options.config), asked, resources.specs_dir())
+    answer = recommend.recommend(config.load(options.config), asked, options.specs)
     jobs = options.jobs or workers.usual_count()
     status = shared.ALL_WELL if answer.is_served else shared.FELL_SHORT
     for number, request in enumerate(_requests(answer, options.device)):
@@ -85,10 +98,6 @@ def run(options: argparse.Namespace) -> int:
             print(f"another row is in {shared.shown(folder / f'{options.device}.yaml')}, or none")
             status = shared.FELL_SHORT
     return status
-
-
-_CONTEXT = 8192
-"""Tokens of a sequence at most, as the standard workloads have it."""
 
 
 def _requests(answer: Recommendation, device: str) -> Iterator[Request]:
@@ -165,10 +174,9 @@ def _table(row: Row) -> str:
 
 
 def _is_there(found: Row, known: Sequence[Row]) -> bool:
-    """Whether the rows have the same blocks for the same key."""
-    blocks = {launch: tuned.blocks for launch, tuned in found.launches.items()}
-    return any(
-        row.key == found.key
-        and {launch: tuned.blocks for launch, tuned in row.launches.items()} == blocks
-        for row in known
-    )
+    """Whether the rows have the same blocks for the same key, the default ones among them."""
+    return any(row.key == found.key and _blocks(row) == _blocks(found) for row in known)
+
+
+def _blocks(row: Row) -> dict[str, tuple[Blocks, Blocks]]:
+    return {launch: (tuned.blocks, tuned.default_blocks) for launch, tuned in row.launches.items()}

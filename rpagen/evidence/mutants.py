@@ -36,9 +36,9 @@ class Fault(abc.ABC):
     """One fault.
 
     place: where it is. old, new: text there, and what stands in its place. harmless: traits and
-    layouts of variants in which it cannot matter, or `no` and a feature, each with the reason. dies_of: the error by which
-    a kernel with it cannot even be traced; without that, such a kernel is no fault but a slip of
-    the table.
+    layouts of variants in which it cannot matter, or `no` and a feature, each with the reason.
+    dies_of: the error by which a kernel with it cannot even be traced; without that, such a kernel
+    is no fault but a slip of the table.
     """
 
     name: str

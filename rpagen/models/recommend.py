@@ -6,7 +6,7 @@ import bisect
 import dataclasses
 import math
 import os
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 
 from rpagen.console import counted
 from rpagen.errors import InputError, listed, quoted
@@ -16,7 +16,7 @@ from rpagen.spec import axes, budget, expand, launches, nodes, rules
 from rpagen.spec.budget import Problem
 from rpagen.spec.launches import LaunchPlan
 from rpagen.spec.model import BIT_WIDTHS, TIERS, Catalogue, DispatchKey, Facts, Variant, field_name
-from rpagen.tune.blocks import Blocks, Space
+from rpagen.tune.blocks import Blocks
 from rpagen.tune.rows import Key, Row, Tuned
 
 LEAST_PAGE = 64
@@ -75,7 +75,7 @@ class Serving:
 
     page_shape: of the cache. token_bytes: of one token of one layer in it, of which
     `padding_bytes` are padding. problem: the sizes of the call. launches: with the blocks that are
-    chosen by default. tuned: the row of better ones, if there is one.
+    chosen by default. tuned: what a search found, by launch, for those that were tuned.
     """
 
     variant: Variant
@@ -84,23 +84,29 @@ class Serving:
     token_bytes: int
     padding_bytes: int
     launches: tuple[LaunchPlan, ...]
-    tuned: Row | None
+    tuned: Mapping[str, Tuned]
 
-    def better_blocks(self, generation: str) -> dict[str, Tuned]:
-        """By launch, the tuned blocks that are not the default ones, and that fit the call."""
-        if self.tuned is None:
-            return {}
+    @property
+    def better(self) -> Mapping[str, Tuned]:
+        """Of what was tuned, the blocks that are better than the default ones of this call.
+
+        They were compared with default ones of a call with other sizes: where this one has others,
+        nothing is known.
+        """
         return {
-            plan.launch: tuned
-            for plan in self.launches
-            if (tuned := self.tuned.launches.get(plan.launch)) is not None
-            and tuned.blocks != Blocks.of(plan)
-            and Space(
-                plan.launch,
-                self.problem,
-                self.variant.launches[plan.launch].kv_slots,
-                generation,
-            ).has(tuned.blocks)
+            launch: found
+            for launch, found in self.comparable.items()
+            if found.blocks != found.default_blocks
+        }
+
+    @property
+    def comparable(self) -> Mapping[str, Tuned]:
+        """Of what was tuned, the launches whose default blocks are those of this call."""
+        defaults = {plan.launch: Blocks.of(plan) for plan in self.launches}
+        return {
+            launch: found
+            for launch, found in self.tuned.items()
+            if defaults.get(launch) == found.default_blocks
         }
 
 
@@ -153,11 +159,11 @@ class Recommendation:
 
 
 def recommend(
-    model: Model, request: Request, specs: str | os.PathLike[str], tuned: Sequence[Row] = ()
+    model: Model, request: Request, specs: str | os.PathLike[str], rows: Sequence[Row] = ()
 ) -> Recommendation:
     """The answer for a model, from the variants of the specs, of every tier.
 
-    tuned: rows of blocks for the generation.
+    rows: tuned blocks for the generation.
 
     Raises:
         InputError: the devices cannot share the heads, the length of sequences is not known, or
@@ -189,7 +195,7 @@ def recommend(
                 reasons = _why_none(catalogue, key, request.generation)
             else:
                 window = layer.size if layer.attention == SLIDING else None
-                serving = _serving(variant, request, heads, share, pages, window, tuned)
+                serving = _serving(variant, request, heads, share, pages, window, rows)
         kinds.append(Kind(numbers, layer, features, serving, reasons))
     if request.max_tokens and model.max_tokens and request.max_tokens > model.max_tokens:
         notes.append(
@@ -428,7 +434,7 @@ def _serving(
     share: Share,
     pages: Pages,
     window: int | None,
-    tuned: Sequence[Row],
+    rows: Sequence[Row],
 ) -> Serving:
     """What a call of the variant takes on one device.
 
@@ -474,5 +480,5 @@ def _serving(
         token_bytes=token_bytes,
         padding_bytes=token_bytes - 2 * share.kv_heads * heads.head_dim * value_bytes,
         launches=plans,
-        tuned=next((row for row in tuned if row.key == key), None),
+        tuned=next((row.launches for row in rows if row.key == key), {}),
     )

@@ -85,8 +85,8 @@ def _options(answer: Recommendation, kind: Kind) -> Iterator[tuple[str, object]]
         yield "v_scale", "v_scale"
     if answer.request.chunk_prefill_size is not None:
         yield "chunk_prefill_size", answer.request.chunk_prefill_size
-    for launch, tuned in serving.better_blocks(answer.request.generation).items():
-        yield f"{launch[0]}_block_sizes", tuned.blocks.argument
+    for launch, found in serving.better.items():
+        yield f"{launch[0]}_block_sizes", found.blocks.argument
 
 
 def _summary(answer: Recommendation) -> Iterator[str]:
@@ -147,7 +147,7 @@ def _of_kind(answer: Recommendation, kind: Kind, specs: Sequence[str]) -> Iterat
     yield from _of_cache(answer, kind, serving)
     yield "  default blocks, in tokens:"
     yield from _indented(_blocks(answer, serving))
-    yield from _of_tuning(answer, serving)
+    yield from _of_tuning(answer, serving, specs)
     yield "  call:"
     yield from _indented(call(answer, kind))
 
@@ -173,7 +173,6 @@ def _of_cache(answer: Recommendation, kind: Kind, serving: Serving) -> Iterator[
 
 def _blocks(answer: Recommendation, serving: Serving) -> str:
     vmem = budget.VMEM_BYTES[answer.request.generation] >> 20
-    headings = ("launch", "query block", "KV block", "query tile", "compute block", "VMEM")
     rows = [
         (
             each.launch,
@@ -182,35 +181,49 @@ def _blocks(answer: Recommendation, serving: Serving) -> str:
         )
         for each in serving.launches
     ]
-    return table(headings, rows)
+    return table((*_HEADINGS, "VMEM"), rows)
 
 
-def _of_tuning(answer: Recommendation, serving: Serving) -> Iterator[str]:
+def _of_tuning(answer: Recommendation, serving: Serving, specs: Sequence[str]) -> Iterator[str]:
     """What is known of better blocks, and what to do where nothing is."""
-    if serving.tuned is None:
-        words = (
-            *("rpagen", "tune", answer.model.file, "--tp", str(answer.request.devices)),
-            *("--device", answer.request.generation, "--page-size", str(serving.problem.page_size)),
-            *("--kv-dtype", answer.kv_dtype),
-        )
+    if not serving.tuned:
         yield "  they were not tuned for these heads; to search for better ones, for some minutes:"
-        yield f"    {shlex.join(words)}"
+        yield f"    {shlex.join(_tune(answer, serving, specs))}"
         return
-    better = serving.better_blocks(answer.request.generation)
-    if not better:
-        yield "  they were tuned for these heads, and no better ones were found"
-        return
-    yield "  tuned blocks, which the call below takes:"
-    headings = ("launch", "query block", "KV block", "query tile", "compute block", "predicted")
-    rows = [
-        (
-            launch,
-            *map(str, tuned.blocks.argument),
-            f"{tuned.gain:.2f} times as fast",
-        )
-        for launch, tuned in better.items()
-    ]
-    yield from _indented(table(headings, rows))
+    if serving.better:
+        yield "  tuned blocks, which the call below takes:"
+        rows = [
+            (launch, *map(str, found.blocks.argument), f"{found.gain:.2f} times as fast")
+            for launch, found in serving.better.items()
+        ]
+        yield from _indented(table((*_HEADINGS, "predicted"), rows))
+    launches = [plan.launch for plan in serving.launches]
+    for said, names in (
+        ("a search found none that are better", serving.comparable.keys() - serving.better.keys()),
+        ("tuned where other blocks are the default", serving.tuned.keys() - serving.comparable),
+        ("not tuned", launches - serving.tuned.keys()),
+    ):
+        some = [launch for launch in launches if launch in names]
+        if some:
+            yield f"  {', '.join(some)}: {said}"
+
+
+def _tune(answer: Recommendation, serving: Serving, specs: Sequence[str]) -> tuple[str, ...]:
+    """The command that tunes for what a layer of the answer calls."""
+    has_windows = any(layer.attention == SLIDING for layer in answer.model.layers)
+    heads = answer.model.heads
+    own_dtype = heads is not None and heads.dtype == answer.query_dtype
+    return (
+        *("rpagen", "tune", answer.model.file, "--tp", str(answer.request.devices)),
+        *("--device", answer.request.generation, "--page-size", str(serving.problem.page_size)),
+        *(() if own_dtype else ("--dtype", answer.query_dtype)),
+        *(() if answer.kv_dtype == answer.query_dtype else ("--kv-dtype", answer.kv_dtype)),
+        *(("--max-model-len", str(answer.max_tokens)) if has_windows else ()),
+        *specs,
+    )
+
+
+_HEADINGS = ("launch", "query block", "KV block", "query tile", "compute block")
 
 
 def _indented(text: str) -> Iterable[str]:

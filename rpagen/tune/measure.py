@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
+import statistics
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
@@ -55,7 +56,7 @@ class Times:
         """The geometric mean, so that no workload counts more than another."""
         if self.problem:
             return math.inf
-        return math.exp(sum(map(math.log, self.microseconds)) / len(self.microseconds))
+        return statistics.geometric_mean(self.microseconds)
 
 
 class Measure:

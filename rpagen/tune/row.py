@@ -1,4 +1,4 @@
-"""A row: the best blocks of every launch for heads, dtypes and pages, and what they gain."""
+"""A row: the best blocks of every launch for a variant, heads and pages, and what they gain."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from rpagen.tune.rows import Key, Row, Tuned
 VERSIONS = ("jax", "libtpu")
 
 LAUNCHES = ("decode", "mixed")
-"""That are tuned: prefill is mixed with a fixed number of tokens, and takes the blocks of that."""
+"""That are tuned. Prefill is mixed with a fixed number of tokens, and has its default blocks."""
 
 
 @dataclasses.dataclass(frozen=True)

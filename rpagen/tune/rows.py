@@ -1,4 +1,4 @@
-"""Tuned blocks on disk: `specs/tuning/GENERATION.yaml`, a row for each shape of heads.
+"""Tuned blocks on disk: `specs/tuning/GENERATION.yaml`, a row for each variant, heads and pages.
 
 A row says what it is for, and of each launch the blocks, what they and the default ones take, and
 on which workloads that was found. Its versions are those that the times were predicted with.
@@ -7,8 +7,8 @@ on which workloads that was found. Its versions are those that the times were pr
 from __future__ import annotations
 
 import dataclasses
-import math
 import re
+import statistics
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 
@@ -60,8 +60,9 @@ class Tuned:
     @property
     def gain(self) -> float:
         """How many times as long the default blocks take, in the geometric mean."""
-        logs = [math.log(self.default[name] / each) for name, each in self.microseconds.items()]
-        return math.exp(sum(logs) / len(logs))
+        return statistics.geometric_mean(
+            self.default[name] / each for name, each in self.microseconds.items()
+        )
 
     @property
     def worst_default(self) -> float:
@@ -187,7 +188,7 @@ def _key(fields: Mapping[str, Node]) -> Key:
             next_step="write them so",
         )
     return Key(
-        variant=_scalar(fields["variant"]),
+        variant=fields["variant"].text(),
         query_heads=int(match[1]),
         kv_heads=int(match[2]),
         head_dim=int(match[3]),
@@ -205,7 +206,7 @@ def _tuned(node: Node) -> Tuned:
         raise _wrong(
             fields["default_us"],
             f"found times of {', '.join(default) or 'nothing'}",
-            f"of the same workloads as us, {', '.join(times) or 'nothing'}",
+            f"times of the workloads that `us` has: {', '.join(times)}",
         )
     return Tuned(blocks, times, default_blocks, default)
 
@@ -222,9 +223,10 @@ def _blocks(node: Node) -> Blocks:
 
 
 def _times(node: Node) -> dict[str, float]:
-    content = node.content if isinstance(node.content, Mapping) else {}
+    if not isinstance(node.content, Mapping) or not node.content:
+        raise _wrong(node, "found no times", "microseconds by workload, such as {decode-1k: 25.7}")
     times = {}
-    for name, each in node.entries(content).items():
+    for name, each in node.entries(node.content).items():
         text = _scalar(each)
         if not re.fullmatch(r"\d{1,9}\.\d", text, re.ASCII) or float(text) == 0:
             raise _wrong(
@@ -242,7 +244,7 @@ def _wrong(node: Node, found: str, expected: str) -> SpecError:
         mark=node.mark,
         field=node.field,
         expected=expected,
-        next_step="run `rpagen tune` for this shape anew",
+        next_step="run `rpagen tune` for this row anew",
     )
 
 
