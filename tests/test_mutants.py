@@ -17,7 +17,7 @@ from pathlib import Path
 import pytest
 import rpa_kernels
 
-from rpagen.evidence import kill, mutants
+from rpagen.evidence import cases, kill, mutants
 
 ROOT = Path(__file__).parent.parent
 MUTANTS = kill.every_mutant()
@@ -198,11 +198,18 @@ def test_the_likely_call_is_the_first(monkeypatch: pytest.MonkeyPatch):
 
 @pytest.mark.parametrize(
     ("changed", "again"),
-    [(None, 1), ("digests", 2), ("instrument", 2), ("fault", 2), ("no record", 2)],
+    [
+        *((None, 1), ("digests", 2), ("judge", 2), ("fault", 2), ("call", 2), ("no record", 2)),
+        # Other cases, such as one more, change nothing of what a call found.
+        ("instrument", 1),
+    ],
 )
 def test_what_is_known_of_the_same_fault_is_kept(changed, again, tmp_path, monkeypatch, capsys):
     first, second = MUTANTS[:2]
-    killed = kill.Verdict(first, "killed", "gqa4_three_ranges", "on_wait", "AssertionError", 1, 2.0)
+    key = VARIANTS[first.variant].key
+    (case,) = (each for each in cases.cases_for(key) if each.name == "gqa4_three_ranges")
+    call = cases.build(case, key).digest
+    killed = kill.Verdict(first, "killed", case.name, "on_wait", "AssertionError", 1, 2.0, call)
     survived = kill.Verdict(second, "survived", "", "", "", 40, 90.0)
     monkeypatch.setattr(kill, "every_mutant", lambda: MUTANTS[:2])
     answer_with(monkeypatch, [killed, survived])
@@ -211,8 +218,10 @@ def test_what_is_known_of_the_same_fault_is_kept(changed, again, tmp_path, monke
     record = json.loads(file.read_text())
     if changed == "digests":
         record["digests"][first.variant] = "of another kernel"
-    elif changed == "instrument":
-        record["instrument"] = "of another judge"
+    elif changed in ("judge", "instrument"):
+        record[changed] = "of another"
+    elif changed == "call":
+        record["mutants"][0]["call"] = "another"
     elif changed == "fault":
         record["mutants"][0]["fault"] = "another"
         record["likely"] = {"another": ["gqa4_three_ranges", "on_wait"]}

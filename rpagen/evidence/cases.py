@@ -19,6 +19,7 @@ those before the window, and all of a sequence without new tokens.
 from __future__ import annotations
 
 import dataclasses
+import hashlib
 import zlib
 from collections.abc import Callable
 from typing import Any
@@ -172,6 +173,14 @@ class Inputs:
             "p_block_sizes": geometry.prefill_blocks,
             "m_block_sizes": geometry.mixed_blocks,
         }
+
+    @property
+    def digest(self) -> str:
+        """Of all that a call is given."""
+        found = hashlib.sha256(repr(self.kernel_kwargs).encode())
+        for array in self.arrays:
+            found.update(f"{array.dtype} {array.shape} ".encode() + array.tobytes())
+        return found.hexdigest()[:16]
 
     def expected(self) -> reference.Result:
         """What the call must return."""
@@ -512,6 +521,15 @@ NAMED_CASES = (
         geometry=GQA4_PAGE16,
         mixed=((2, 57), (2, 73)),
         window=40,
+    ),
+    # The first query of all sees no more than the last key but one of a block, and the window hides
+    # none of it.
+    Case(
+        name="gqa4_window_of_two_blocks",
+        geometry=GQA4_PAGE16,
+        prefill=((16, 46),),
+        mixed=((16, 46), (2, 32)),
+        window=64,
     ),
     # A context that ends with a whole block, one key before, and one and a half blocks later.
     Case(

@@ -58,8 +58,8 @@ class Verdict:
     """What became of a mutant.
 
     outcome: "killed", "survived", or "broken": another error than the instrument's, such as one of
-    a kernel that cannot be traced, which shows nothing. case, mode: of the call that ended it.
-    how: the error. tried: calls until then.
+    a kernel that cannot be traced, which shows nothing. case, mode, call: of the call that ended
+    it, the last a digest of what it was given. how: the error. tried: calls until then.
     """
 
     mutant: Mutant
@@ -69,6 +69,7 @@ class Verdict:
     how: str
     tried: int
     seconds: float
+    call: str = ""
 
 
 def every_mutant() -> list[Mutant]:
@@ -113,11 +114,12 @@ def kill_with(mutant: Mutant, tries: Iterable[calls.Call]) -> Verdict:
         attention = judge.of_module(module)
         for call in tries:
             tried += 1
+            inputs = cases.build(call.case, variant.key, call.seed)
             try:
                 judge.judge(
                     attention,
                     variant.query_dtype,
-                    cases.build(call.case, variant.key, call.seed),
+                    inputs,
                     tpu_interpret_mode(**call.interpreter_options),
                 )
             except Exception as error:  # whether it is the instrument's is told by its name
@@ -131,6 +133,7 @@ def kill_with(mutant: Mutant, tries: Iterable[calls.Call]) -> Verdict:
                     validate.said(error),
                     tried,
                     time.monotonic() - start,
+                    inputs.digest,
                 )
             finally:
                 jax.clear_caches()  # type: ignore[no-untyped-call]
@@ -141,6 +144,16 @@ def _calls(variant: Variant) -> Iterator[calls.Call]:
     """The calls of a variant, those first that find most."""
     yield from calls.named(variant.key)
     yield from calls.by_seed(variant.key, SEEDS)
+
+
+def _digest_of_call(variant: Variant, case: str, timing: str) -> str:
+    """Of what a call is given, by its case and when copies run in it; empty if there is none."""
+    from rpagen.evidence import cases
+
+    for call in _calls(variant):
+        if (call.case.name, call.timing) == (case, timing):
+            return cases.build(call.case, variant.key, call.seed).digest
+    return ""
 
 
 def _modules() -> list[tuple[Variant, str]]:
@@ -259,7 +272,7 @@ def _died(mutant: Mutant, why: str) -> Verdict:
     return Verdict(mutant, "broken", "", "", why, 0, 0.0)
 
 
-_NOTHING: dict[str, Any] = {"instrument": "", "digests": {}, "mutants": [], "likely": {}}
+_NOTHING: dict[str, Any] = {"judge": "", "digests": {}, "mutants": [], "likely": {}}
 
 
 def _read(file: Path) -> dict[str, Any]:
@@ -272,16 +285,21 @@ def _read(file: Path) -> dict[str, Any]:
 
 
 def _kept(record: Mapping[str, Any], chosen: Sequence[Mutant]) -> Iterator[Verdict]:
-    """What an earlier run killed, as far as fault, kernel and judge are still what they were."""
-    if record["instrument"] != records.instrument():
+    """What an earlier run killed, where fault, kernel, judge and call are still what they were."""
+    if record["judge"] != records.judge():
         return
+    digest_of_call = functools.cache(
+        lambda name, case, timing: _digest_of_call(_variant(name), case, timing)
+    )
     digests = _digests()
     before = {(each["fault"], each["variant"]): each for each in record["mutants"]}
     for mutant in chosen:
         known = before.get((mutant.mutation.digest, mutant.variant))
         is_same = record["digests"].get(mutant.variant) == digests[mutant.variant]
-        if known is not None and is_same and known["outcome"] == "killed":
-            fields = (known[name] for name in ("case", "mode", "how", "tried", "seconds"))
+        if known is None or not is_same or known["outcome"] != "killed":
+            continue
+        if known["call"] == digest_of_call(mutant.variant, known["case"], known["mode"]):
+            fields = (known[name] for name in ("case", "mode", "how", "tried", "seconds", "call"))
             yield Verdict(mutant, "killed", *fields)
 
 
@@ -350,6 +368,7 @@ def _record(
     return {
         "made_with": records.made_with(),
         "instrument": records.instrument(),
+        "judge": records.judge(),
         "command": command,
         "seconds": round(seconds, 1),
         "digests": _digests(),
@@ -365,6 +384,7 @@ def _record(
                 "outcome": verdict.outcome,
                 "case": verdict.case,
                 "mode": verdict.mode,
+                "call": verdict.call,
                 "how": verdict.how,
                 "tried": verdict.tried,
                 "seconds": round(verdict.seconds, 1),

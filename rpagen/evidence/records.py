@@ -10,6 +10,7 @@ import hashlib
 import importlib.metadata
 import json
 import platform
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
@@ -27,8 +28,11 @@ TOO_LOOSE = 8
 ENOUGH_CALLS = 100
 """Of a pair of dtypes, to say so of its bound."""
 
-_JUDGES = ("cases.py", "judge.py", "reference.py", "tolerance.py")
-"""With the interpreter, what decides whether a call is right. A record says which were made."""
+_JUDGES = ("judge.py", "reference.py", "tolerance.py")
+"""With the interpreter, what decides whether a call is right."""
+
+_CASES = "cases.py"
+"""The calls that can be made. A record says which were."""
 
 
 def default_folder() -> Path:
@@ -64,8 +68,17 @@ def instrument(folder: Path | None = None) -> str:
 
     folder: rpagen/evidence, or a copy of it.
     """
+    return _digest(folder, (*_JUDGES, _CASES))
+
+
+def judge(folder: Path | None = None) -> str:
+    """The same without the cases: what a verdict on one call follows from, besides the call."""
+    return _digest(folder, _JUDGES)
+
+
+def _digest(folder: Path | None, names: Iterable[str]) -> str:
     folder = folder or Path(__file__).parent
-    chosen = [folder / name for name in _JUDGES]
+    chosen = [folder / name for name in names]
     chosen += (folder / "interpreter").glob("*.py")
     found = hashlib.sha256()
     for name in sorted(each.relative_to(folder).as_posix() for each in chosen):
