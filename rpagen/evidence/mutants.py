@@ -35,8 +35,8 @@ from rpagen.spec.model import LAUNCHES, Catalogue, Variant
 class Fault(abc.ABC):
     """One fault.
 
-    place: where it is. old, new: text there, and what stands in its place. harmless: traits and
-    layouts of variants in which it cannot matter, or `no` and a feature, each with the reason.
+    place: where it is. old, new: text there, and what stands in its place. harmless: `properties`
+    of variants in which it cannot matter, each with the reason.
     dies_of: the error by which a kernel with it cannot even be traced; without that, such a kernel
     is no fault but a slip of the table.
     """
@@ -56,11 +56,8 @@ class Fault(abc.ABC):
 
     def harmless_in(self, variant: Variant) -> str:
         """Why the fault cannot matter in a variant; empty if it can."""
-        absent = {f"no {feature}" for feature in axes.words("features")} - {
-            f"no {feature}" for feature in variant.features
-        }
-        known = traits(variant) | absent | {variant.layout}
-        return next((why for trait, why in self.harmless.items() if trait in known), "")
+        known = properties(variant)
+        return next((why for each, why in self.harmless.items() if each in known), "")
 
     @abc.abstractmethod
     def apply(self, variant: Variant, source: str) -> str | None:
@@ -1095,6 +1092,12 @@ def traits(variant: Variant) -> frozenset[str]:
     """
     kind = "float8" if variant.kv_dtype.startswith("float8") else variant.kv_dtype
     return frozenset({kind, *(variant.features or ("no feature",))})
+
+
+def properties(variant: Variant) -> frozenset[str]:
+    """What a variant is, for what is harmless in it: its traits, its layout and what it lacks."""
+    lacks = {f"no {each}" for each in axes.words("features") if not variant.has(each)}
+    return traits(variant) | lacks | {variant.layout}
 
 
 def _functions(source: str, name: str) -> Iterator[tuple[int, int]]:
