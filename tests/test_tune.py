@@ -194,6 +194,10 @@ CHECKED_IN = [
 ]
 
 
+def test_rows_are_checked_in_for_every_generation_that_is_tuned():
+    assert {each.values[0] for each in CHECKED_IN} == {"v5e", "v6e", "v7x"}
+
+
 @pytest.mark.parametrize(("generation", "found"), CHECKED_IN)
 def test_the_default_blocks_are_near_the_best_of_every_row(generation: str, found: Row):
     variant, key = CORE[found.key.variant], found.key
