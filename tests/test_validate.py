@@ -301,3 +301,12 @@ def test_without_a_tpu_it_says_so(run, on_tpu):
         "error: jax finds no TPU: leave --tpu away to run the kernels on this CPU, in interpret"
         " mode\n"
     )
+
+
+def test_what_a_record_holds_names_no_place_of_one_machine():
+    root = Path(__file__).parent.parent
+    error = AssertionError(f"read at {root}/generated/rpa_kernels/support.py:470:13")
+    assert validate.said(error) == "AssertionError: read at generated/rpa_kernels/support.py:470:13"
+    for record in (root / "docs" / "evidence").glob("*.json"):
+        assert f"{root}/" not in record.read_text(encoding="utf-8")
+        assert "/generated/rpa_kernels/" not in record.read_text(encoding="utf-8")

@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from rpagen.console import first_line
+from rpagen.emit import resources
 from rpagen.errors import RpagenError
 from rpagen.evidence import emitted, records, workers
 from rpagen.evidence.calls import Call
@@ -117,8 +118,13 @@ def run(piece: Work, on_tpu: bool = False) -> list[Outcome]:
 
 
 def said(error: Exception) -> str:
-    """All that an error says, after its name."""
-    return f"{type(error).__name__}: {str(error).strip()}"
+    """All that an error says, after its name. Files of the checkout are named from its root.
+
+    So a record names no place that is on one machine only.
+    """
+    text = f"{type(error).__name__}: {str(error).strip()}"
+    root = resources.checkout()
+    return text.replace(f"{root}/", "") if root else text
 
 
 def died(piece: Work, why: str) -> list[Outcome]:
