@@ -6,6 +6,7 @@ import dataclasses
 import importlib.util
 import math
 from collections.abc import Callable, Sequence
+from pathlib import Path
 
 import pytest
 from cli_fixtures import run as run  # a fixture
@@ -13,7 +14,7 @@ from cli_fixtures import run as run  # a fixture
 from rpagen.emit import resources, single
 from rpagen.errors import RpagenError, SpecError
 from rpagen.evidence.shapes import CallShape
-from rpagen.schedule import workloads
+from rpagen.schedule import predict, workloads
 from rpagen.spec import expand, launches
 from rpagen.spec.model import GENERATIONS
 from rpagen.tune import measure, row, rows, search
@@ -190,7 +191,7 @@ CHECKED_IN = [
         generation, each, id=f"{generation}-{'-'.join(map(str, dataclasses.astuple(each.key)))}"
     )
     for generation in GENERATIONS
-    for each in rows.read(rows.default_folder(), generation)
+    for each in rows.read(resources.specs_dir() / rows.FOLDER, generation)
 ]
 
 
@@ -201,30 +202,25 @@ def test_rows_are_checked_in_for_every_generation_that_is_tuned():
 @pytest.mark.parametrize(("generation", "found"), CHECKED_IN)
 def test_the_default_blocks_are_near_the_best_of_every_row(generation: str, found: Row):
     variant, key = CORE[found.key.variant], found.key
+    heads = workloads.Configuration(
+        *("", "", key.query_heads, key.kv_heads, key.head_dim), sliding_window=key.sliding_window
+    )
     for launch, tuned in found.launches.items():
         assert tuned.worst_default <= 1.15, launch
-        workload = max(
-            (workloads.load().workload(name) for name in tuned.microseconds),
-            key=lambda each: each.padded_tokens,
+        some = tuple(workloads.load().workload(name) for name in tuned.microseconds)
+        request = row.Request(
+            variant,
+            generation,
+            predict.configuration_of(variant, heads),
+            key.page_size,
+            some,
+            Path(),
+            Path(),
         )
-        configuration = workloads.Configuration(
-            name="",
-            doc="",
-            query_heads=key.query_heads,
-            kv_heads=key.kv_heads,
-            head_dim=key.head_dim,
-            query_dtype=variant.query_dtype,
-            kv_dtype=variant.kv_dtype,
-            sliding_window=key.sliding_window or None,
-        )
-        problem = configuration.shape(workload, key.page_size).problem(variant)
-        plans = {
-            plan.launch: Blocks.of(plan)
-            for plan in launches.plan(variant, problem, generation, None)
-        }
-        assert plans[launch] == tuned.default_blocks, "run `rpagen tune` for it anew"
-        kv_slots = variant.launches[launch].kv_slots
-        assert Space(launch, problem, kv_slots, generation).has(tuned.blocks)
+        assert request.key == key
+        space, default = row.space_of(request, launch, some)
+        assert default == tuned.default_blocks, "run `rpagen tune` for it anew"
+        assert space.has(tuned.blocks)
 
 
 @pytest.mark.parametrize(

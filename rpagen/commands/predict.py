@@ -221,8 +221,7 @@ def _of_variants(
     if _is_of_one(options):
         _refuse_several(len(variants) * len(options.device) * len(calls))
     with predict.requests(
-        *(variants, options.device, calls, _heads(options, known), options.page),
-        dict(options.blocks),
+        variants, options.device, calls, _heads(options, known), options.page, options.blocks
     ) as requests:
         if _is_of_one(options):
             return [_shown(options, requests[0])]

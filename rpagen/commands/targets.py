@@ -10,7 +10,7 @@ from collections.abc import Callable, Sequence
 
 from rpagen import errors
 from rpagen.errors import RpagenError
-from rpagen.spec import budget
+from rpagen.spec import budget, launches
 
 
 def require_compiler() -> None:
@@ -61,10 +61,6 @@ def heads(text: str) -> tuple[int, int, int]:
     return query_heads, kv_heads, head_dim
 
 
-LAUNCHES = ("decode", "mixed")
-"""Whose blocks can be given: predicted calls have no prefill of a fixed size."""
-
-
 def blocks(text: str) -> tuple[str, tuple[int, int, int, int]]:
     """A launch and its block sizes, in tokens, as `--blocks` takes them.
 
@@ -74,10 +70,11 @@ def blocks(text: str) -> tuple[str, tuple[int, int, int, int]]:
     launch, _, sizes = text.partition("=")
     size = r"([1-9]\d{0,6})"
     match = re.fullmatch(",".join([size] * 4), sizes, re.ASCII)
-    if launch not in LAUNCHES or match is None:
+    if launch not in launches.WITHOUT_PREFILL or match is None:
         raise argparse.ArgumentTypeError(
             f"{errors.quoted(text)} is not like mixed=128,512,128,512: one of"
-            f" {', '.join(LAUNCHES)}, and its query block, KV block, query tile and compute block"
+            f" {', '.join(launches.WITHOUT_PREFILL)}, and its query block, KV block, query tile and"
+            " compute block"
         )
     query_block, kv_block, query_tile, compute_block = (int(each) for each in match.groups())
     return launch, (query_block, kv_block, query_tile, compute_block)

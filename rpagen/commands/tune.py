@@ -103,7 +103,7 @@ def run(options: argparse.Namespace) -> int:
 def _requests(answer: Recommendation, device: str) -> Iterator[Request]:
     """A request for every kind of layer that is served, those with the same key once."""
     from rpagen.emit import single
-    from rpagen.schedule import dump, kept, workloads
+    from rpagen.schedule import dump, kept, predict, workloads
     from rpagen.schedule.workloads import Configuration
     from rpagen.tune.row import Request
 
@@ -119,16 +119,12 @@ def _requests(answer: Recommendation, device: str) -> Iterator[Request]:
         single.emit(Path(name), list(variants.values()), "rpagen tune")
         for layer, serving in served:
             variant, problem = serving.variant, serving.problem
-            configuration = Configuration(
-                name=answer.model.model_type,
-                doc="",
-                query_heads=problem.query_heads,
-                kv_heads=problem.kv_heads,
-                head_dim=problem.head_dim,
-                query_dtype=variant.query_dtype,
-                kv_dtype=variant.kv_dtype,
-                sliding_window=layer.size if "sliding_window" in variant.features else None,
+            heads = Configuration(
+                *(answer.model.model_type, ""),
+                *(problem.query_heads, problem.kv_heads, problem.head_dim),
+                sliding_window=layer.size,
             )
+            configuration = predict.configuration_of(variant, heads)
             request = Request(
                 variant, device, configuration, problem.page_size, standard, Path(name), dumps
             )

@@ -10,7 +10,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from rpagen.console import counted, table
 from rpagen.models.known import CHUNKED, SLIDING
 from rpagen.models.recommend import Kind, Pages, Recommendation, Serving
-from rpagen.spec import budget
+from rpagen.spec import budget, launches
 from rpagen.spec.model import TIERS
 
 MOST_RANGES = 6
@@ -86,7 +86,7 @@ def _options(answer: Recommendation, kind: Kind) -> Iterator[tuple[str, object]]
     if answer.request.chunk_prefill_size is not None:
         yield "chunk_prefill_size", answer.request.chunk_prefill_size
     for launch, found in serving.better.items():
-        yield f"{launch[0]}_block_sizes", found.blocks.argument
+        yield launches.blocks_argument(launch), found.blocks.argument
 
 
 def _summary(answer: Recommendation) -> Iterator[str]:
@@ -197,13 +197,13 @@ def _of_tuning(answer: Recommendation, serving: Serving, specs: Sequence[str]) -
             for launch, found in serving.better.items()
         ]
         yield from _indented(table((*_HEADINGS, "predicted"), rows))
-    launches = [plan.launch for plan in serving.launches]
+    names_of_launches = [plan.launch for plan in serving.launches]
     for said, names in (
         ("a search found none that are better", serving.comparable.keys() - serving.better.keys()),
         ("tuned where other blocks are the default", serving.tuned.keys() - serving.comparable),
-        ("not tuned", launches - serving.tuned.keys()),
+        ("not tuned", names_of_launches - serving.tuned.keys()),
     ):
-        some = [launch for launch in launches if launch in names]
+        some = [launch for launch in names_of_launches if launch in names]
         if some:
             yield f"  {', '.join(some)}: {said}"
 

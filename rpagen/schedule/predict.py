@@ -6,7 +6,6 @@ import contextlib
 import dataclasses
 import os
 import tempfile
-import types
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 
@@ -22,6 +21,7 @@ from rpagen.schedule.call import Call, Timed
 from rpagen.schedule.floor import Floor
 from rpagen.schedule.generations import GENERATIONS
 from rpagen.schedule.workloads import Configuration, Workload
+from rpagen.spec import launches
 from rpagen.spec.model import Variant
 
 USUAL_WINDOW = 1024
@@ -113,11 +113,11 @@ def requests(
     workloads: Sequence[Workload],
     heads: Configuration,
     page_size: int,
-    blocks: Mapping[str, tuple[int, ...]] = types.MappingProxyType({}),
+    blocks: Sequence[tuple[str, tuple[int, ...]]] = (),
 ) -> Iterator[list[Request]]:
     """Emits variants into a folder that lasts as long as the context, and asks for all calls.
 
-    heads: see `configuration_of`. blocks: see `Request`, by launch.
+    heads: see `configuration_of`. blocks: see `Request`.
     """
     # No program is run: jax need not look for a TPU, which another process may have locked.
     os.environ.setdefault("JAX_PLATFORMS", "cpu")
@@ -135,7 +135,7 @@ def requests(
                 page_size,
                 folder,
                 dumps,
-                tuple(blocks.items()),
+                tuple(blocks),
             )
             for variant in variants
             for device in devices
@@ -218,7 +218,7 @@ def call_of(request: Request) -> Call:
         Exception: whatever the compiler, or a check of the module, has against the call.
     """
     module = emitted.module(request.emitted, request.variant)
-    blocks = {f"{launch[0]}_block_sizes": sizes for launch, sizes in request.blocks}
+    blocks = {launches.blocks_argument(launch): sizes for launch, sizes in request.blocks}
     folder = dump.of_module(
         request.dumps,
         request.emitted,

@@ -8,6 +8,14 @@ from rpagen.spec import budget
 from rpagen.spec.budget import Problem
 from rpagen.spec.model import Variant
 
+WITHOUT_PREFILL = tuple(budget.launch_parts(None))
+"""The launches of a call that fixes no number of tokens for prefill."""
+
+
+def blocks_argument(launch: str) -> str:
+    """The argument of a call that takes the block sizes of a launch."""
+    return f"{launch[0]}_block_sizes"
+
 
 @dataclasses.dataclass(frozen=True)
 class LaunchPlan:

@@ -9,7 +9,7 @@ from rpagen.spec import budget, launches
 from rpagen.spec.budget import Problem
 from rpagen.spec.launches import LaunchPlan
 
-MOST_ROWS = 2048
+_, MOST_ROWS = budget.ROWS_PER_TILE
 """Of queries in one attention step: more compile for minutes, and never were faster."""
 
 LEAST_KEYS, MOST_KEYS = 128, 1024

@@ -14,6 +14,7 @@ from rpagen.schedule import dump, predict
 from rpagen.schedule.call import Call
 from rpagen.schedule.generations import GENERATIONS
 from rpagen.schedule.workloads import Configuration, Workload
+from rpagen.spec import launches
 from rpagen.tune.blocks import Blocks
 
 
@@ -102,7 +103,7 @@ def _microseconds(trial: Trial) -> Iterator[float]:
         if shape not in calls:
             options = {
                 **predict.options_of(module.VARIANT, bench.configuration),
-                f"{bench.launch[0]}_block_sizes": trial.blocks.argument,
+                launches.blocks_argument(bench.launch): trial.blocks.argument,
             }
             folder = dump.of_module(
                 bench.dumps, bench.emitted, module, bench.device, shape, options, bench.launch

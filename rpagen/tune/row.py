@@ -19,7 +19,7 @@ from rpagen.tune.rows import Key, Row, Tuned
 
 VERSIONS = ("jax", "libtpu")
 
-LAUNCHES = ("decode", "mixed")
+LAUNCHES = launches.WITHOUT_PREFILL
 """That are tuned. Prefill is mixed with a fixed number of tokens, and has its default blocks."""
 
 

@@ -12,7 +12,7 @@ import statistics
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 
-from rpagen.emit import resources, write
+from rpagen.emit import write
 from rpagen.errors import SpecError
 from rpagen.spec import nodes
 from rpagen.spec.budget import Problem
@@ -81,11 +81,6 @@ class Row:
 
 FOLDER = "tuning"
 """In the folder of specs."""
-
-
-def default_folder() -> Path:
-    """Where the rows are that rpagen comes with."""
-    return resources.specs_dir() / FOLDER
 
 
 def read(folder: Path, generation: str) -> tuple[Row, ...]:
