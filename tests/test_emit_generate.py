@@ -1,6 +1,7 @@
 """Emission: what is rendered, what is written, and what is left alone."""
 
 import ast
+import contextlib
 import json
 import os
 import shlex
@@ -195,18 +196,23 @@ def test_a_full_disk_leaves_everything_as_it_was(emitted, monkeypatch):
 
 
 def contents(root: Path) -> dict[str, bytes]:
-    """Every file below a folder, whatever its name, with its bytes."""
-    return {
-        path.relative_to(root).as_posix(): path.read_bytes()
-        for path in root.rglob("*")
-        if path.is_file()
-    }
+    """Every file below a folder, whatever its name, with its bytes.
+
+    What another process removes while this looks, a file or a folder, is left out.
+    """
+    found = {}
+    for folder, _, names in os.walk(root):  # Path.rglob raises where a folder vanishes
+        for path in (Path(folder, name) for name in names):
+            with contextlib.suppress(FileNotFoundError):
+                found[path.relative_to(root).as_posix()] = path.read_bytes()
+    return found
 
 
 def settled(root: Path) -> dict[str, bytes]:
     """The files once the process that moves them, if there is one left, has ended."""
     end = time.monotonic() + 20
-    while any(root.rglob("*.rpagen-tmp")) and time.monotonic() < end:
+    while any(name.endswith(".rpagen-tmp") for _, names, _ in os.walk(root) for name in names):
+        assert time.monotonic() < end, "a temporary folder is left"
         time.sleep(0.02)
     return contents(root)
 
