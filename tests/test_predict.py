@@ -212,6 +212,14 @@ def test_variants(run, small):
     assert [line.split()[0] for line in lines[2:]] == [
         "kernels", "start", *regions.REGIONS, "around", "call"
     ]  # fmt: skip
+    ((first, second, ratios),) = (
+        each.values() for each in json.loads(run(*command, "--compare", "--json")[1])
+    )
+    assert [first, second] == found
+    assert ratios["call"] == pytest.approx(second["call_us"] / first["call_us"], rel=1e-3)
+    assert [f"{ratios[line.split()[0]]:.2f}" for line in lines[2:] if len(line.split()) == 4] == [
+        line.split()[3] for line in lines[2:] if len(line.split()) == 4
+    ]
 
 
 def test_blocks_of_a_launch_can_be_given(run, small):
@@ -229,8 +237,9 @@ def test_blocks_of_a_launch_can_be_given(run, small):
 def test_a_call_that_is_refused(run, small):
     status, out, _ = run("predict", "rpa", *small, "--workload", "many")
     assert status == 1
-    assert "FAILED: " in out
-    assert "SMEM" in out
+    row, failure = out.partition("\n\n")[0].splitlines()[1:]
+    assert row.split() == ["rpa", "v6e", "many", "FAILED"]
+    assert failure.startswith("rpa, v6e, many: FAILED: ") and "SMEM" in failure
 
 
 @pytest.mark.parametrize(
@@ -274,5 +283,5 @@ def test_what_cannot_be_compiled_has_no_loops(run, small, tmp_path):
     words = ("predict", "rpa", *small[:-1], "many", "--loops", "--html", page)
     status, out, err = run(*words)
     assert (status, err) == (1, "")
-    assert "FAILED: " in out.splitlines()[1] and "SMEM" in out and not page.exists()
+    assert "FAILED: " in out.splitlines()[2] and "SMEM" in out and not page.exists()
     assert "SMEM" in json.loads(run(*words, "--json")[1])[0]["problem"]

@@ -144,12 +144,15 @@ def run(options: argparse.Namespace) -> int:
     if not options.dump:
         options.device = options.device or ("v6e",)
     found = _of_dump(options, calls) if options.dump else _of_variants(options, calls, known)
-    if options.json:
-        shared.print_json([_record(each) for each in found])
-    elif options.compare:
+    if options.compare:
         half = len(found) // 2
-        pairs = zip(found[:half], found[half:], strict=True)
-        print("\n\n".join(_compared(*pair) for pair in pairs))
+        pairs = list(zip(found[:half], found[half:], strict=True))
+        if options.json:
+            shared.print_json([_compared_record(*pair) for pair in pairs])
+        else:
+            print("\n\n".join(_compared(*pair) for pair in pairs))
+    elif options.json:
+        shared.print_json([_record(each) for each in found])
     else:
         print(_table([each.prediction for each in found]))
     if not options.json:
@@ -391,16 +394,22 @@ def _table(found: Sequence[Prediction]) -> str:
     from rpagen.schedule.regions import REGIONS
 
     headings = ("NAME", "DEVICE", "WORKLOAD", "KERNELS us", "CALL us", "FLOOR us", "SHARE", "BOUND")
-    return table(
+    rows = table(
         (*headings, "START", *(region.upper() for region in REGIONS)),
         [_row(each) for each in found],
     )
+    failures = (
+        f"{each.name}, {each.device}, {each.workload}: FAILED: {first_line(each.problem)}"
+        for each in found
+        if each.problem
+    )
+    return "\n".join((rows, *failures))
 
 
 def _row(each: Prediction) -> tuple[str, ...]:
     begins = (each.name, each.device, each.workload)
     if each.problem:
-        return (*begins, f"FAILED: {first_line(each.problem)}", *[""] * 14)
+        return (*begins, "FAILED", *[""] * 14)  # why is said below the table
     least = each.floor
     return (
         *begins,
@@ -420,23 +429,40 @@ def _compared(one: _Found, other: _Found) -> str:
     for each in (first, second):
         if each.problem:
             return f"{title}\n{each.name} FAILED: {first_line(each.problem)}"
+    before, after = _cycles_by_part(first), _cycles_by_part(second)
     rows = [
-        (what, *(f"{each.microseconds(cycles):.1f}" for each, cycles in pair), _ratio(*pair))
-        for what, *pair in (
-            ("kernels", (first, first.kernels), (second, second.kernels)),
-            *(
-                (f"  {region}", (first, cycles), (second, second.regions[region]))
-                for region, cycles in first.regions.items()
-            ),
-            ("around", (first, first.call - first.kernels), (second, second.call - second.kernels)),
-            ("call", (first, first.call), (second, second.call)),
+        (
+            f"  {part}" if part in first.regions else part,
+            f"{first.microseconds(before[part]):.1f}",
+            f"{second.microseconds(after[part]):.1f}",
+            "" if ratio is None else f"{ratio:.2f}",
         )
+        for part, ratio in _ratios(first, second).items()
     ]
     return f"{title}\n{table(('', first.name, second.name, 'RATIO'), rows)}"
 
 
-def _ratio(first: tuple[Prediction, float], second: tuple[Prediction, float]) -> str:
-    return f"{second[1] / first[1]:.2f}" if first[1] else ""
+def _compared_record(one: _Found, other: _Found) -> dict[str, object]:
+    """Two predictions and the ratios of the second's times to the first's, by part."""
+    records: dict[str, object] = {"first": _record(one), "second": _record(other)}
+    if one.prediction.problem or other.prediction.problem:
+        return records
+    return {**records, "ratios": _ratios(one.prediction, other.prediction)}
+
+
+def _cycles_by_part(each: Prediction) -> dict[str, float]:
+    """The cycles of a call's kernels, of their regions, of what is around them, and of it all."""
+    around = each.call - each.kernels
+    return {"kernels": each.kernels, **each.regions, "around": around, "call": each.call}
+
+
+def _ratios(first: Prediction, second: Prediction) -> dict[str, float | None]:
+    """The second's cycles as a share of the first's, by part; None where the first takes none."""
+    cycles = _cycles_by_part(second)
+    return {
+        part: round(cycles[part] / least, 4) if least else None
+        for part, least in _cycles_by_part(first).items()
+    }
 
 
 def _record(found: _Found) -> dict[str, object]:
