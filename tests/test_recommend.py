@@ -920,7 +920,10 @@ def test_tuned_blocks_are_told_and_passed(key, options, said, is_better, run, tm
     ],
 )
 def test_the_search_that_is_advised_is_for_the_same(model, options, run, tmp_path, monkeypatch):
-    status, out, _ = run(CONFIGS / f"{model}.json", *options)
+    specs = tmp_path / "specs"
+    shutil.copytree(SPECS, specs, ignore=shutil.ignore_patterns(rows.FOLDER))  # no row is there
+    arguments = (CONFIGS / f"{model}.json", *options, "--specs", specs)
+    status, out, _ = run(*arguments)
     advised = {line for line in out.splitlines() if line.startswith("    rpagen tune ")}
     assert status == 0 and len(advised) == 1
 
@@ -931,9 +934,7 @@ def test_the_search_that_is_advised_is_for_the_same(model, options, run, tmp_pat
 
     monkeypatch.setattr(row, "tuned", tuned)
     _, _, *words = shlex.split(advised.pop())
-    specs = tmp_path / "specs"
-    shutil.copytree(SPECS, specs)
     with contextlib.redirect_stdout(io.StringIO()):
-        assert cli.main(["tune", *words, "--specs", str(specs)]) == 0
-    _, out, _ = run(CONFIGS / f"{model}.json", *options, "--specs", specs)
+        assert cli.main(["tune", *words]) == 0
+    _, out, _ = run(*arguments)
     assert "not tuned" not in out and "tuned where other blocks" in out
