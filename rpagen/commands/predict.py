@@ -435,34 +435,33 @@ def _compared(one: _Found, other: _Found) -> str:
             f"  {part}" if part in first.regions else part,
             f"{first.microseconds(before[part]):.1f}",
             f"{second.microseconds(after[part]):.1f}",
-            "" if ratio is None else f"{ratio:.2f}",
+            f"{after[part] / before[part]:.2f}" if before[part] else "",
         )
-        for part, ratio in _ratios(first, second).items()
+        for part in before
     ]
     return f"{title}\n{table(('', first.name, second.name, 'RATIO'), rows)}"
 
 
 def _compared_record(one: _Found, other: _Found) -> dict[str, object]:
-    """Two predictions and the ratios of the second's times to the first's, by part."""
+    """Two predictions and the ratios of the second's times to the first's, by part.
+
+    A ratio is None where the first takes no time.
+    """
+    first, second = one.prediction, other.prediction
     records: dict[str, object] = {"first": _record(one), "second": _record(other)}
-    if one.prediction.problem or other.prediction.problem:
+    if first.problem or second.problem:
         return records
-    return {**records, "ratios": _ratios(one.prediction, other.prediction)}
+    before, after = _cycles_by_part(first), _cycles_by_part(second)
+    ratios = {
+        part: round(after[part] / before[part], 4) if before[part] else None for part in before
+    }
+    return {**records, "ratios": ratios}
 
 
 def _cycles_by_part(each: Prediction) -> dict[str, float]:
     """The cycles of a call's kernels, of their regions, of what is around them, and of it all."""
     around = each.call - each.kernels
     return {"kernels": each.kernels, **each.regions, "around": around, "call": each.call}
-
-
-def _ratios(first: Prediction, second: Prediction) -> dict[str, float | None]:
-    """The second's cycles as a share of the first's, by part; None where the first takes none."""
-    cycles = _cycles_by_part(second)
-    return {
-        part: round(cycles[part] / least, 4) if least else None
-        for part, least in _cycles_by_part(first).items()
-    }
 
 
 def _record(found: _Found) -> dict[str, object]:
